@@ -8,8 +8,8 @@ a gradient of a gradient (double backward) with the backward pass, and a mean-fl
 loss, and the backward pass of that loss) with a forward and a backward pass. The calls alternate
 and run on one thread. With --math, the script also times PyTorch's unfused implementation
 (SDPBackend.MATH). --terms adds a term, a mask or another argument to the call. With --float64, the
-script instead compares forward and backward passes in float64 with those in float32. Other programs
-on the machine hardly affect CPU time.
+script instead compares each call in float64 with the same call in float32. Other programs on the
+machine hardly affect CPU time.
 """
 
 from __future__ import annotations
@@ -57,20 +57,11 @@ def terms(name: str | None, length: int) -> dict[str, object]:
     }[name]()
 
 
-def first_order(attend: Attend, length: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+def calls(
+    attend: Attend, length: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Callable[[], object]]:
     torch.manual_seed(0)
     tokens = tuple(torch.randn(1, HEADS, length, HEAD_DIM, dtype=dtype) for _ in range(3))
-    leaves = tuple(x.clone().requires_grad_() for x in tokens)
-    d_o = torch.randn_like(attend(*tokens))
-    return {
-        "forward": functools.partial(attend, *tokens),
-        "forward + backward": lambda: torch.autograd.grad(attend(*leaves), leaves, d_o),
-    }
-
-
-def calls(attend: Attend, length: int) -> dict[str, Callable[[], object]]:
-    torch.manual_seed(0)
-    tokens = tuple(torch.randn(1, HEADS, length, HEAD_DIM) for _ in range(3))
     tangents = tuple(torch.randn_like(x) for x in tokens)
     leaves = tuple(x.clone().requires_grad_() for x in tokens)
     o = attend(*leaves)
@@ -127,7 +118,7 @@ def main() -> None:
         timed = {
             (name, call_name): call
             for name, dtype in (("float32", torch.float32), ("float64", torch.float64))
-            for call_name, call in first_order(attend, options.length, dtype).items()
+            for call_name, call in calls(attend, options.length, dtype).items()
         }
     else:
         timed = {

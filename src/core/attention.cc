@@ -201,15 +201,9 @@ const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
   return products < kLeastProducts ? SerialExecutor() : executor;
 }
 
-// Returns the engine's table for doubles, or null if the reference computes the call. Tests compare
-// the two.
+// Returns the engine's table for doubles, or null if the reference computes the call.
 const PairTableOf<double>* DoubleTableOf(const PairFunction& function) {
-  const char* const value = std::getenv("GNOMON_FLOAT64");
-  if (value != nullptr && *value != '\0') {
-    if (std::string_view(value) == "reference") return nullptr;
-    throw Error("attention: GNOMON_FLOAT64 is '" + std::string(value) +
-                "'; expected reference or an empty value");
-  }
+  if (DoublesUseReference()) return nullptr;
   ChooseTargetOnce();
   return FindDoubleTable(function);
 }
@@ -243,6 +237,14 @@ void RunLogged(const char* operation, const PairFunction& function, const Attent
 }  // namespace
 
 void CountPairs(PairCount* count) { pair_count = count; }
+
+bool DoublesUseReference() {
+  const char* const value = std::getenv("GNOMON_FLOAT64");
+  if (value == nullptr || *value == '\0') return false;
+  if (std::string_view(value) == "reference") return true;
+  throw Error("attention: GNOMON_FLOAT64 is '" + std::string(value) +
+              "'; expected reference or an empty value");
+}
 
 void AttentionForward(const PairFunction& function, const AttentionInput<float>& input,
                       const AttentionOutput<float>& output, const Executor& executor) {

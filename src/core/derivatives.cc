@@ -4,7 +4,12 @@
 
 namespace gnomon {
 
-void DifferentiateAttention(const AttentionDerivatives& of, const Executor& executor) {
+void DifferentiateAttention(const AttentionDerivatives<float>& of, const Executor& executor) {
+  ChooseTargetOnce();
+  DerivativesKernel(of, executor);
+}
+
+void DifferentiateAttention(const AttentionDerivatives<double>& of, const Executor& executor) {
   ChooseTargetOnce();
   DerivativesKernel(of, executor);
 }

@@ -1,4 +1,4 @@
-// Forward-mode and second derivatives of attention in fp32, on plain views.
+// Forward-mode and second derivatives of attention in fp32 and fp64, on plain views.
 #ifndef GNOMON_SRC_CORE_DERIVATIVES_H_
 #define GNOMON_SRC_CORE_DERIVATIVES_H_
 
@@ -8,7 +8,8 @@
 namespace gnomon {
 
 // Results do not depend on the number of workers.
-void DifferentiateAttention(const AttentionDerivatives& of, const Executor& executor);
+void DifferentiateAttention(const AttentionDerivatives<float>& of, const Executor& executor);
+void DifferentiateAttention(const AttentionDerivatives<double>& of, const Executor& executor);
 
 }  // namespace gnomon
 

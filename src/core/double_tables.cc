@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "core/double_tables.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // Must follow foreach_target.h:
+#include "cpu/dual_rows-inl.h"
 #include "cpu/pair_rows-inl.h"
 #include "definition_list.h"
 #include "hwy/highway.h"
@@ -13,6 +14,20 @@
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
+namespace duals {
+namespace {
+
+#include "definition_files.h"
+
+namespace derived {
+namespace vocabulary = ::gnomon::GNOMON_KERNELS::duals;
+#include "base/derived_gradient-inl.h"
+#include "definition_files.h"
+}  // namespace derived
+
+}  // namespace
+}  // namespace duals
+
 namespace {
 
 // For vectors, the vocabulary uses Highway's Abs and Sqrt.
@@ -35,12 +50,14 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // Tables are in the order of PairFunctions().
-const PairTableOf<double>* Table(size_t n) {
+const DualTableOf<double>* Table(size_t n) {
   using namespace GNOMON_KERNELS;  // NOLINT: the definitions
-#define GNOMON_ENTRY(Struct, name) &TableOf<derived::Complete<Struct, derived::Struct>::Type>(),
-  static const PairTableOf<double>* const kTables[] = {GNOMON_FOR_EACH_DEFINITION(GNOMON_ENTRY)};
+#define GNOMON_ENTRY(Struct, name)                               \
+  {&TableOf<derived::Complete<Struct, derived::Struct>::Type>(), \
+   duals::Slopes<duals::derived::Complete<duals::Struct, duals::derived::Struct>::Type>},
+  static const DualTableOf<double> kTables[] = {GNOMON_FOR_EACH_DEFINITION(GNOMON_ENTRY)};
 #undef GNOMON_ENTRY
-  return kTables[n];
+  return &kTables[n];
 }
 
 }  // namespace
@@ -53,6 +70,7 @@ HWY_AFTER_NAMESPACE();
 #include <algorithm>
 #include <vector>
 
+#include "core/dual_tables.h"
 #include "core/engine.h"
 
 namespace gnomon {
@@ -62,11 +80,17 @@ HWY_EXPORT(Table);
 
 }  // namespace
 
-const PairTableOf<double>* FindDoubleTable(const PairFunction& function) {
+template <>
+const DualTableOf<double>* FindDualTable(const PairFunction& function) {
   const std::vector<const PairFunction*>& own = PairFunctions();
   const auto found = std::find(own.begin(), own.end(), &function);
   if (found == own.end()) return nullptr;
   return HWY_DYNAMIC_DISPATCH(Table)(static_cast<size_t>(found - own.begin()));
+}
+
+const PairTableOf<double>* FindDoubleTable(const PairFunction& function) {
+  const DualTableOf<double>* const table = FindDualTable<double>(function);
+  return table == nullptr ? nullptr : table->pairs;
 }
 
 }  // namespace gnomon

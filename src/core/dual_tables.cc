@@ -27,7 +27,8 @@ bool AddDualTable(const PairFunction& function, GetDualTable get) {
   return true;
 }
 
-const DualTable* FindDualTable(const PairFunction& function) {
+template <>
+const DualTableOf<float>* FindDualTable(const PairFunction& function) {
   ChooseTargetOnce();
   Tables& tables = AllTables();
   const std::lock_guard<std::mutex> lock(tables.mutex);

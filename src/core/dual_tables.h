@@ -1,4 +1,4 @@
-// The tables of pair functions for second derivatives in fp32.
+// The tables of pair functions for second derivatives.
 #ifndef GNOMON_SRC_CORE_DUAL_TABLES_H_
 #define GNOMON_SRC_CORE_DUAL_TABLES_H_
 
@@ -10,10 +10,17 @@ namespace gnomon {
 // Returns the table for the selected instruction set.
 using GetDualTable = const DualTable& (*)();
 
-// AddDualTable always returns true, so that the initializer of a static variable can call it at
-// load time. FindDualTable returns null if there is no table.
+// Always returns true, so that the initializer of a static variable can call it at load time.
 bool AddDualTable(const PairFunction& function, GetDualTable get);
-const DualTable* FindDualTable(const PairFunction& function);
+
+// Returns null if there is no table. Pair functions that are not part of the library have none for
+// doubles.
+template <class T>
+const DualTableOf<T>* FindDualTable(const PairFunction& function);
+template <>
+const DualTableOf<float>* FindDualTable(const PairFunction& function);
+template <>
+const DualTableOf<double>* FindDualTable(const PairFunction& function);
 
 }  // namespace gnomon
 

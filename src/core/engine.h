@@ -23,6 +23,9 @@ void EngineBackward(const PairTableOf<double>& table, const AttentionInput<doubl
                     const AttentionGradient<double>& gradient, const Executor& executor);
 // Returns null for pair functions that are not part of the library.
 const PairTableOf<double>* FindDoubleTable(const PairFunction& function);
+// Whether the environment variable GNOMON_FLOAT64 selects the reference for doubles, so that tests
+// can compare the two. Throws Error if its value is invalid.
+bool DoublesUseReference();
 void EngineGraphForward(const PairTable& table, const GraphInput<float>& in,
                         const GraphOutput<float>& out, const Executor& executor);
 void EngineGraphBackward(const PairTable& table, const GraphInput<float>& in,

@@ -43,7 +43,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 namespace {
 
 // The number of keys that one matrix product sums over, chosen so that its results stay in cache.
@@ -53,7 +53,7 @@ constexpr int64_t kTurnKeys = kBackwardColumns;
 
 class Pass {
  public:
-  Pass(const AttentionDerivatives& of, const Executor& executor)
+  Pass(const AttentionDerivatives<Real>& of, const Executor& executor)
       : of_(of),
         function_(of.function),
         in_(of.input),
@@ -165,29 +165,29 @@ class Pass {
 
   // Scratch memory of a worker. Rows that are operands of the same matrix product are adjacent.
   struct Scratch {
-    float* weights;       // tangents of the rows' weights, then the weights
-    float* gradients;     // tangents of the scores' gradients, then the gradients
-    float* x;             // [x' x] per row
-    float* scaled;        // rows of c x, then rows of (c x)'
-    float* d_o;           // [d_o' d_o] per row
-    float* stacked_d_o;   // rows of d_o, then rows of d_o'
-    float* sums;          // tangents of rows' sums, then the sums
-    float* bias;          // biases of a row, in log2 units
-    float* bias_tangent;  // tangents of the biases of a row
-    float* d_bias;        // gradients per offset; then their tangents
-    float* d_key_bias;    // gradients per key; then their tangents
-    float* g;             // tangents of the pair function's argument, then the argument
-    float* pairs;         // scalars of pairs, one array each; then their tangents
-    float* slopes;        // slopes of pairs, one array each; then their tangents
-    float* d_columns;     // gradients of column scalars and squared norms; then their tangents
-    float* norms;         // squared norms of the block's keys; then their tangents
-    float* plain;         // tangents of the scores before temperature and cap, then the scores
+    Real* weights;       // tangents of the rows' weights, then the weights
+    Real* gradients;     // tangents of the scores' gradients, then the gradients
+    Real* x;             // [x' x] per row
+    Real* scaled;        // rows of c x, then rows of (c x)'
+    Real* d_o;           // [d_o' d_o] per row
+    Real* stacked_d_o;   // rows of d_o, then rows of d_o'
+    Real* sums;          // tangents of rows' sums, then the sums
+    Real* bias;          // biases of a row, in log2 units
+    Real* bias_tangent;  // tangents of the biases of a row
+    Real* d_bias;        // gradients per offset; then their tangents
+    Real* d_key_bias;    // gradients per key; then their tangents
+    Real* g;             // tangents of the pair function's argument, then the argument
+    Real* pairs;         // scalars of pairs, one array each; then their tangents
+    Real* slopes;        // slopes of pairs, one array each; then their tangents
+    Real* d_columns;     // gradients of column scalars and squared norms; then their tangents
+    Real* norms;         // squared norms of the block's keys; then their tangents
+    Real* plain;         // tangents of the scores before temperature and cap, then the scores
     // Windows of the relative tables, with their tangents. key_window holds products with relative
     // keys, and later gradients of scores. value_window holds gradients of outputs times relative
     // values, and later weights.
-    float* key_window;
-    float* value_window;
-    float* table_rows;  // a window; later gradients of relative.query and their tangents
+    Real* key_window;
+    Real* value_window;
+    Real* table_rows;  // a window; later gradients of relative.query and their tangents
   };
   int64_t window() const { return stride_ + block_; }
   static constexpr size_t kParts = 20;
@@ -221,8 +221,8 @@ class Pass {
     for (const int64_t of_part : Sizes()) size += RoundUp(of_part, kWidth);
     return size;
   }
-  Scratch MakeScratch(float* memory) const {
-    std::array<float*, kParts> parts;
+  Scratch MakeScratch(Real* memory) const {
+    std::array<Real*, kParts> parts;
     const std::array<int64_t, kParts> sizes = Sizes();
     for (size_t n = 0; n < parts.size(); ++n) {
       parts[n] = memory;
@@ -300,7 +300,7 @@ class Pass {
   // Whether several heads add to the same gradients of pair biases.
   bool shares_pairs() const {
     return Wants([this](const auto& gradient) {
-      const View<float>& pairs = gradient.pair_bias;
+      const View<Real>& pairs = gradient.pair_bias;
       return pairs.data != nullptr &&
              ((pairs.stride[0] == 0 && n_.batch > 1) || (pairs.stride[1] == 0 && n_.heads > 1));
     });
@@ -349,7 +349,7 @@ class Pass {
     RowReader rows(in_.y, dim_);
     RowReader tangents(tangent_.y, has_y() ? dim_ : 0);
     for (int64_t j = begin; j < end; ++j) {
-      const float* const y = rows.Row(b, h, j);
+      const Real* const y = rows.Row(b, h, j);
       *KeyNumber(norms_, false, head, j) = SquaredNorm(y, dim_);
       *KeyNumber(norms_, true, head, j) =
           has_y() ? NormTangent(y, tangents.Row(b, h, j), dim_) : 0.0f;
@@ -357,10 +357,10 @@ class Pass {
   }
   // The entry of key j, or its tangent, in an array with one entry per key. `head`
   // is counted across the batch.
-  float* KeyNumber(const Buffer& numbers, bool is_tangent, int64_t head, int64_t j) const {
+  Real* KeyNumber(const Buffer& numbers, bool is_tangent, int64_t head, int64_t j) const {
     return numbers.data() + (is_tangent * n_.batch * n_.key_heads + head) * n_.keys + j;
   }
-  static float NormTangent(const float* x, const float* tangent, int64_t columns) {
+  static Real NormTangent(const Real* x, const Real* tangent, int64_t columns) {
     return 2 * Sum(columns, [=](int64_t e) { return x[e] * tangent[e]; });
   }
 
@@ -372,7 +372,7 @@ class Pass {
     for (int64_t n = 0; n < turn_blocks_; ++n) key_turns_.Start(head * turn_blocks_ + n, 0);
     for (const bool is_tangent : {false, true}) {
       if (d_norms_) std::fill_n(KeyNumber(d_norms_, is_tangent, head, 0), n_.keys, 0.0f);
-      float* const d_scalars = Gradient(is_tangent).column_scalars;
+      Real* const d_scalars = Gradient(is_tangent).column_scalars;
       for (int s = 0; d_scalars != nullptr && s < column_scalars(); ++s) {
         std::fill_n(ColumnScalar(d_scalars, s, head), n_.keys, 0.0f);
       }
@@ -386,7 +386,7 @@ class Pass {
         if (wants_bias()) {
           std::fill_n(BiasGradient(is_tangent, of_head), terms_.table_size(), 0.0f);
         }
-        if (float* d_key_bias = Gradient(is_tangent).key_bias) {
+        if (Real* d_key_bias = Gradient(is_tangent).key_bias) {
           std::fill_n(d_key_bias + of_head * n_.keys, n_.keys, 0.0f);
         }
       }
@@ -417,10 +417,10 @@ class Pass {
     RowReader rows(in_.y, dim_);
     RowReader tangents(tangent_.y, has_y() ? dim_ : 0);
     for (int64_t j = 0; j < n_.keys; ++j) {
-      const float d_norm = 2 * *KeyNumber(d_norms_, false, head, j);
-      const float d_norm_tangent = 2 * *KeyNumber(d_norms_, true, head, j);
+      const Real d_norm = 2 * *KeyNumber(d_norms_, false, head, j);
+      const Real d_norm_tangent = 2 * *KeyNumber(d_norms_, true, head, j);
       if (d_norm == 0 && d_norm_tangent == 0) continue;
-      const float* const y = rows.Row(b, h, j);
+      const Real* const y = rows.Row(b, h, j);
       if (d_y_.wanted()) AddScaled(d_norm, y, dim_, d_y_.row(b, h, j));
       if (!d_y_tangent_.wanted()) continue;
       AddScaled(d_norm_tangent, y, dim_, d_y_tangent_.row(b, h, j));
@@ -434,8 +434,8 @@ class Pass {
   struct NearDual {
     int64_t r;
     int64_t j;
-    float d_distance;
-    float d_distance_tangent;
+    Real d_distance;
+    Real d_distance_tangent;
   };
 
   // Rows [begin, end) of a query head, and the range of keys to which they attend.
@@ -450,17 +450,17 @@ class Pass {
     int64_t number;  // index among the blocks of the query head
     int64_t turn;    // index among the blocks of the key head
     int64_t stride;  // stride of rows of scores
-    float c;
-    float dc;
+    Real c;
+    Real dc;
     // Per row: the column of the largest score, or -1; the sum of the gradients of scores before
     // temperature and cap; the squared norm and its tangent; the gradient of the squared norm and
     // its tangent.
     int64_t top[kRowBlock];
     DualNumber sum[kRowBlock];
-    float norm[kRowBlock];
-    float norm_tangent[kRowBlock];
-    float d_norm[kRowBlock];
-    float d_norm_tangent[kRowBlock];
+    Real norm[kRowBlock];
+    Real norm_tangent[kRowBlock];
+    Real d_norm[kRowBlock];
+    Real d_norm_tangent[kRowBlock];
     std::vector<NearDual> near;
     DualWindow keys_window;
     DualWindow values_window;
@@ -523,7 +523,7 @@ class Pass {
   // Clears the results of rows that attend to no keys.
   void RunEmpty(const Block& block) {
     for (int64_t i = block.begin; i < block.end; ++i) {
-      const auto clear = [&](const View<float>& view, int64_t columns) {
+      const auto clear = [&](const View<Real>& view, int64_t columns) {
         if (view.data != nullptr) std::fill_n(view.row(block.b, block.h, i), columns, 0.0f);
       };
       clear(of_.output.o, n_.value_dim);
@@ -534,10 +534,10 @@ class Pass {
       clear(of_.gradient_tangent.relative_query, in_.relative.dim);
       WriteStatistics(block, i, -kInfinity, 0, 0, -1);
       for (const bool is_tangent : {false, true}) {
-        if (float* d_temperature = Gradient(is_tangent).temperature) {
+        if (Real* d_temperature = Gradient(is_tangent).temperature) {
           d_temperature[RowAt(block, i)] = 0;
         }
-        float* const d_scalars = Gradient(is_tangent).row_scalars;
+        Real* const d_scalars = Gradient(is_tangent).row_scalars;
         for (int s = 0; d_scalars != nullptr && s < row_scalars(); ++s) {
           RowScalar(d_scalars, s, block.head(n_))[i] = 0;
         }
@@ -565,8 +565,8 @@ class Pass {
   }
 
   // Computes [x' x] . [y y'], skipping tangents that are 0.
-  static void MultiplyTangents(size_t rows, size_t vectors, int64_t dim, const float* x, bool has_x,
-                               const float* panel, bool has_y, float* to, int64_t stride) {
+  static void MultiplyTangents(size_t rows, size_t vectors, int64_t dim, const Real* x, bool has_x,
+                               const Real* panel, bool has_y, Real* to, int64_t stride) {
     const int64_t begin = has_x ? 0 : dim;
     const int64_t end = has_y ? 2 * dim : dim;
     if (begin < end) {
@@ -580,7 +580,7 @@ class Pass {
 
   // Copies row i of a matrix and of its tangent as [tangent, value].
   static void CopyTangentAndValue(const Tokens& value, const Tokens& tangent, const Block& block,
-                                  int64_t i, int64_t columns, float* to) {
+                                  int64_t i, int64_t columns, Real* to) {
     Widen(value.row(block.b, block.h, i), value.type, 0, columns, to + columns);
     if (tangent.data == nullptr) {
       std::fill_n(to, columns, 0.0f);
@@ -595,10 +595,10 @@ class Pass {
       CopyTangentAndValue(in_.x, tangent_.x, block, i, dim_,
                           scratch.x + (i - block.begin) * 2 * dim_);
     }
-    float* const tangents = scratch.weights;
-    float* const products = tangents + block.rows() * block.stride;
+    Real* const tangents = scratch.weights;
+    Real* const products = tangents + block.rows() * block.stride;
     for (int64_t j = block.first; j < block.keys.end; j += kWidth) {
-      const float* const panel = key_panels_.panel(block.b, block.key_head, j / kWidth);
+      const Real* const panel = key_panels_.panel(block.b, block.key_head, j / kWidth);
       const size_t vectors = VectorsOfPanel(j, block.keys.end);
       Multiply(block.row_count(), vectors, Size(dim_), {scratch.x + dim_, Size(2 * dim_), 1}, panel,
                Size(kWidth), products + j - block.first, Size(block.stride));
@@ -613,8 +613,8 @@ class Pass {
   // The index of a row in arrays over (B, H, Lq).
   int64_t RowAt(const Block& block, int64_t i) const { return block.head(n_) * n_.queries + i; }
   // Row r of a block's array, in which the tangents come first.
-  static DualRow DualOf(float* array, const Block& block, int64_t r) {
-    float* const tangents = array + r * block.stride;
+  static DualRow DualOf(Real* array, const Block& block, int64_t r) {
+    Real* const tangents = array + r * block.stride;
     return {tangents + block.rows() * block.stride, tangents};
   }
   Dropper DropperOf(const Block& block, int64_t r) const {
@@ -624,14 +624,14 @@ class Pass {
     const int64_t row = RowAt(block, block.begin + r);
     return {in_.temperature != nullptr ? in_.temperature[row] : 1.0f,
             tangent_.temperature != nullptr ? tangent_.temperature[row] : 0.0f,
-            static_cast<float>(in_.softcap)};
+            static_cast<Real>(in_.softcap)};
   }
 
   // The biases of row r, in log2 units, and their tangents; null if there are none.
   DualRow SumBiases(Block& block, int64_t r, const Columns& columns, const Scratch& scratch) const {
     const DualTerms::Row row = TermRow(block, r, columns);
     const bool is_relative = relative_.keys().exists();
-    const float factor = in_.relative.factor;
+    const Real factor = in_.relative.factor;
     if (has_bias()) {
       const DF d;
       terms_.SumBiases(row, scratch.bias);
@@ -657,7 +657,7 @@ class Pass {
 
   // Sets the windows of the relative tables, and multiplies the queries by the relative keys.
   void SetWindows(Block& block, const Scratch& scratch) const {
-    const auto window = [&](float* memory) {
+    const auto window = [&](Real* memory) {
       return relative_.Window(block.b, block.begin, block.end, block.keys, memory);
     };
     if (relative_.values().exists()) block.values_window = window(scratch.value_window);
@@ -675,19 +675,19 @@ class Pass {
     for (int64_t r = 0; r < rows; ++r) {
       const DualTerms::Row row = TermRow(block, r, columns[r]);
       const DualRow gradients = DualOf(scratch.gradients, block, r);
-      const float factor = in_.relative.factor;
+      const Real factor = in_.relative.factor;
       window.ClearRow(r);
       relative_.Add(row, gradients.values, factor, window.values, r, &block.runs);
       relative_.Add(row, gradients.tangents, factor, window.tangents, r, &block.runs);
     }
     if (!wants_relative_query()) return;
     const int64_t padded = relative_.keys().values().padded();
-    float* const sums = scratch.table_rows;
-    float* const tangents = sums + rows * padded;
+    Real* const sums = scratch.table_rows;
+    Real* const tangents = sums + rows * padded;
     std::fill_n(sums, 2 * rows * padded, 0.0f);
     relative_.keys().AddProducts(block.h, rows, window, sums, tangents);
     for (int64_t r = 0; r < rows; ++r) {
-      const auto write = [&](const View<float>& view, const float* from) {
+      const auto write = [&](const View<Real>& view, const Real* from) {
         if (view.data == nullptr) return;
         std::copy_n(from + r * padded, in_.relative.dim,
                     view.row(block.b, block.h, block.begin + r));
@@ -741,7 +741,7 @@ class Pass {
     if (seen.empty()) columns = {0, 0};
     if (function_ != nullptr) SetValues(block, r, columns, {weights, tangents}, scratch);
     const DualRow bias = SumBiases(block, r, columns, scratch);
-    float largest =
+    Real largest =
         SetScores(weights, tangents, columns, block.c, block.dc, bias.values, bias.tangents);
     if (has_temper()) {
       largest = SetTemperedScores(weights, tangents, columns, TemperOf(block, r),
@@ -756,7 +756,7 @@ class Pass {
       }
       totals = SetWeights(weights, tangents, columns, largest);
     }
-    for (float* row : {weights, tangents}) {
+    for (Real* row : {weights, tangents}) {
       std::fill(row, row + columns.first(), 0.0f);
       std::fill(row + columns.last(), row + block.columns(), 0.0f);
     }
@@ -766,7 +766,7 @@ class Pass {
     return columns;
   }
 
-  void WriteStatistics(const Block& block, int64_t i, float largest, float weight, float mean,
+  void WriteStatistics(const Block& block, int64_t i, Real largest, Real weight, Real mean,
                        int64_t top) const {
     const int64_t row = RowAt(block, i);
     if (of_.lse_tangent != nullptr) of_.lse_tangent[row] = mean;
@@ -783,8 +783,8 @@ class Pass {
 
   // Multiplies `rows` rows of weights by `of_keys`, which has one row per key, and adds the
   // products to `to`.
-  void MultiplyByKeys(const Block& block, const float* weights, int64_t rows, const Rows& of_keys,
-                      int64_t columns, float* to) const {
+  void MultiplyByKeys(const Block& block, const Real* weights, int64_t rows, const Rows& of_keys,
+                      int64_t columns, Real* to) const {
     const int64_t padded = PaddedColumns(columns);
     for (int64_t j = block.keys.begin; j < block.keys.end; j += kKeysAtOnce) {
       const int64_t count = std::min(kKeysAtOnce, block.keys.end - j);
@@ -799,10 +799,10 @@ class Pass {
     const bool has_tangent = of_.o_tangent.data != nullptr;
     if (!has_o && !has_tangent) return;
     const int64_t rows = block.rows();
-    float* const tangents = scratch.sums;
-    float* const sums = tangents + rows * padded_value_dim_;
+    Real* const tangents = scratch.sums;
+    Real* const sums = tangents + rows * padded_value_dim_;
     std::fill_n(tangents, 2 * rows * padded_value_dim_, 0.0f);
-    const float* const weights = scratch.weights + rows * block.stride;
+    const Real* const weights = scratch.weights + rows * block.stride;
     const Rows values = values_.Head(block.b, block.key_head);
     if (has_tangent) {
       MultiplyByKeys(block, scratch.weights, has_o ? 2 * rows : rows, values, n_.value_dim,
@@ -819,7 +819,7 @@ class Pass {
                                      has_tangent ? tangents : nullptr);
     }
     for (int64_t r = 0; r < rows; ++r) {
-      const auto write = [&](const View<float>& view, const float* from) {
+      const auto write = [&](const View<Real>& view, const Real* from) {
         if (view.data == nullptr) return;
         std::copy_n(from + r * padded_value_dim_, n_.value_dim,
                     view.row(block.b, block.h, block.begin + r));
@@ -831,35 +831,35 @@ class Pass {
 
   // The factor by which gradients of inner products must be multiplied. Gradients from a pair
   // function already include it.
-  float ProductFactor(const Block& block) const { return function_ == nullptr ? block.c : 1.0f; }
-  float ProductFactorTangent(const Block& block) const {
+  Real ProductFactor(const Block& block) const { return function_ == nullptr ? block.c : 1.0f; }
+  Real ProductFactorTangent(const Block& block) const {
     return function_ == nullptr ? block.dc : 0.0f;
   }
 
   void PackGradients(const Block& block, const Scratch& scratch) const {
     const int64_t rows = block.rows();
-    const float c = ProductFactor(block);
-    const float dc = ProductFactorTangent(block);
+    const Real c = ProductFactor(block);
+    const Real dc = ProductFactorTangent(block);
     for (int64_t r = 0; r < rows; ++r) {
-      float* const both = scratch.d_o + r * 2 * n_.value_dim;
+      Real* const both = scratch.d_o + r * 2 * n_.value_dim;
       CopyTangentAndValue(of_.d_o, of_.d_o_tangent, block, block.begin + r, n_.value_dim, both);
-      float* const value = scratch.stacked_d_o + r * padded_value_dim_;
-      float* const tangent = value + rows * padded_value_dim_;
+      Real* const value = scratch.stacked_d_o + r * padded_value_dim_;
+      Real* const tangent = value + rows * padded_value_dim_;
       std::copy_n(both, n_.value_dim, tangent);
       std::copy_n(both + n_.value_dim, n_.value_dim, value);
-      for (float* row : {value, tangent}) {
+      for (Real* row : {value, tangent}) {
         std::fill(row + n_.value_dim, row + padded_value_dim_, 0.0f);
       }
       if (!wants_y()) continue;
-      const float* const x_tangent = scratch.x + r * 2 * dim_;
-      const float* const x = x_tangent + dim_;
-      float* const scaled = scratch.scaled + r * padded_dim_;
-      float* const scaled_tangent = scaled + rows * padded_dim_;
+      const Real* const x_tangent = scratch.x + r * 2 * dim_;
+      const Real* const x = x_tangent + dim_;
+      Real* const scaled = scratch.scaled + r * padded_dim_;
+      Real* const scaled_tangent = scaled + rows * padded_dim_;
       for (int64_t e = 0; e < dim_; ++e) {
         scaled[e] = c * x[e];
         scaled_tangent[e] = c * x_tangent[e] + dc * x[e];
       }
-      for (float* row : {scaled, scaled_tangent}) {
+      for (Real* row : {scaled, scaled_tangent}) {
         std::fill(row + dim_, row + padded_dim_, 0.0f);
       }
     }
@@ -867,10 +867,10 @@ class Pass {
 
   // Computes the gradients of the weights.
   void MultiplyValues(const Block& block, const Scratch& scratch) const {
-    float* const tangents = scratch.gradients;
-    float* const products = tangents + block.rows() * block.stride;
+    Real* const tangents = scratch.gradients;
+    Real* const products = tangents + block.rows() * block.stride;
     for (int64_t j = block.first; j < block.keys.end; j += kWidth) {
-      const float* const panel = value_panels_.panel(block.b, block.key_head, j / kWidth);
+      const Real* const panel = value_panels_.panel(block.b, block.key_head, j / kWidth);
       const size_t vectors = VectorsOfPanel(j, block.keys.end);
       Multiply(block.row_count(), vectors, Size(n_.value_dim),
                {scratch.d_o + n_.value_dim, Size(2 * n_.value_dim), 1}, panel, Size(kWidth),
@@ -899,8 +899,8 @@ class Pass {
                      &block.runs);
     }
     if (drops()) DropRow(DropperOf(block, r), block.first, columns, gradients);
-    const float d_lse = of_.d_lse != nullptr ? of_.d_lse[row] : 0.0f;
-    const float d_lse_tangent = of_.d_lse_tangent != nullptr ? of_.d_lse_tangent[row] : 0.0f;
+    const Real d_lse = of_.d_lse != nullptr ? of_.d_lse[row] : 0.0f;
+    const Real d_lse_tangent = of_.d_lse_tangent != nullptr ? of_.d_lse_tangent[row] : 0.0f;
     SetScoreGradients(DualOf(scratch.weights, block, r), gradients, columns, d_lse, d_lse_tangent);
     block.sum[r] = {};
     if (function_ != nullptr && block.top[r] >= 0) {
@@ -909,7 +909,7 @@ class Pass {
       block.sum[r] = {d_lse, d_lse_tangent};
     }
     if (has_temper()) SetPlainGradientRow(block, r, columns, scratch);
-    for (float* numbers : {gradients.values, gradients.tangents}) {
+    for (Real* numbers : {gradients.values, gradients.tangents}) {
       std::fill(numbers, numbers + columns.first(), 0.0f);
       std::fill(numbers + columns.last(), numbers + block.columns(), 0.0f);
     }
@@ -921,10 +921,10 @@ class Pass {
     const TemperSums sums = SetPlainGradients(DualOf(scratch.gradients, block, r),
                                               DualOf(scratch.plain, block, r), columns, temper);
     const int64_t row = RowAt(block, block.begin + r);
-    if (float* d_temperature = of_.gradient.temperature) {
+    if (Real* d_temperature = of_.gradient.temperature) {
       d_temperature[row] = sums.temperature.value;
     }
-    if (float* d_temperature = of_.gradient_tangent.temperature) {
+    if (Real* d_temperature = of_.gradient_tangent.temperature) {
       d_temperature[row] = sums.temperature.tangent;
     }
     const DualNumber sum = block.sum[r];
@@ -938,11 +938,11 @@ class Pass {
 
   void WriteQueryGradients(const Block& block, const Scratch& scratch) {
     const int64_t rows = block.rows();
-    const float c = ProductFactor(block);
-    const float dc = ProductFactorTangent(block);
+    const Real c = ProductFactor(block);
+    const Real dc = ProductFactorTangent(block);
     const bool has_value = of_.gradient.x.data != nullptr || wants_factor() || dc != 0;
-    float* const tangents = scratch.sums;
-    float* const sums = tangents + rows * padded_dim_;
+    Real* const tangents = scratch.sums;
+    Real* const sums = tangents + rows * padded_dim_;
     std::fill_n(tangents, 2 * rows * padded_dim_, 0.0f);
     MultiplyByKeys(block, scratch.gradients, has_value ? 2 * rows : rows,
                    keys_.Head(block.b, block.key_head), dim_, tangents);
@@ -954,16 +954,16 @@ class Pass {
     HeadSums of_head;
     HeadSums of_head_tangent;
     for (int64_t r = 0; r < rows; ++r) {
-      const float* const sum = sums + r * padded_dim_;
-      const float* const tangent = tangents + r * padded_dim_;
-      const float* const x_tangent = scratch.x + r * 2 * dim_;
-      const float* const x = x_tangent + dim_;
+      const Real* const sum = sums + r * padded_dim_;
+      const Real* const tangent = tangents + r * padded_dim_;
+      const Real* const x_tangent = scratch.x + r * 2 * dim_;
+      const Real* const x = x_tangent + dim_;
       if (of_.gradient.x.data != nullptr) {
-        float* const to = of_.gradient.x.row(block.b, block.h, block.begin + r);
+        Real* const to = of_.gradient.x.row(block.b, block.h, block.begin + r);
         for (int64_t e = 0; e < dim_; ++e) to[e] = c * sum[e];
       }
       if (of_.gradient_tangent.x.data != nullptr) {
-        float* const to = of_.gradient_tangent.x.row(block.b, block.h, block.begin + r);
+        Real* const to = of_.gradient_tangent.x.row(block.b, block.h, block.begin + r);
         for (int64_t e = 0; e < dim_; ++e) to[e] = c * tangent[e] + dc * sum[e];
       }
       if (!wants_factor() || function_ != nullptr) continue;
@@ -982,18 +982,17 @@ class Pass {
   // The arrays of a row's pairs starting at `column`, or the arrays of their tangents, in scratch
   // memory. Scalars of rows and heads are equal in all columns, so their arrays are read from the
   // beginning. Scalars of columns are read starting at `column`.
-  PairArrays PairsAt(bool is_tangent, const float* g, int64_t column,
-                     const Scratch& scratch) const {
-    const float* const pairs = scratch.pairs + is_tangent * kScalarArrays * stride_;
+  PairArrays PairsAt(bool is_tangent, const Real* g, int64_t column, const Scratch& scratch) const {
+    const Real* const pairs = scratch.pairs + is_tangent * kScalarArrays * stride_;
     return {g + column, pairs, pairs + kMostScalars * stride_ + column,
             pairs + 2 * kMostScalars * stride_, stride_};
   }
   SlopeArrays Slopes(bool is_tangent, const Scratch& scratch) const {
-    float* const slopes = scratch.slopes + is_tangent * (kScalarArrays + 1) * stride_;
+    Real* const slopes = scratch.slopes + is_tangent * (kScalarArrays + 1) * stride_;
     return {slopes, slopes + stride_, slopes + (1 + kMostScalars) * stride_,
             slopes + (1 + 2 * kMostScalars) * stride_};
   }
-  float* ColumnGradient(bool is_tangent, int s, const Scratch& scratch) const {
+  Real* ColumnGradient(bool is_tangent, int s, const Scratch& scratch) const {
     return scratch.d_columns + (is_tangent * (kMostScalars + 1) + s) * stride_;
   }
   DualRow ArgumentsOf(const Block& block, int64_t r, const Scratch& scratch) const {
@@ -1006,7 +1005,7 @@ class Pass {
     const int64_t end = block.keys.end - block.first;
     const int64_t head = block.key_head_of(n_);
     for (const bool is_tangent : {false, true}) {
-      const auto copy = [&](const float* from, float hidden, float* to) {
+      const auto copy = [&](const Real* from, Real hidden, Real* to) {
         if (from == nullptr) {
           std::fill_n(to, block.columns(), 0.0f);
           return;
@@ -1015,8 +1014,8 @@ class Pass {
         std::copy(from + block.first + begin, from + block.first + end, to + begin);
         std::fill(to + end, to + block.columns(), hidden);
       };
-      const float* const scalars = (is_tangent ? tangent_ : in_).column_scalars;
-      float* const arrays = scratch.pairs + (is_tangent * kScalarArrays + kMostScalars) * stride_;
+      const Real* const scalars = (is_tangent ? tangent_ : in_).column_scalars;
+      Real* const arrays = scratch.pairs + (is_tangent * kScalarArrays + kMostScalars) * stride_;
       for (int s = 0; s < column_scalars(); ++s) {
         copy(scalars != nullptr ? ColumnScalar(scalars, s, head) : nullptr,
              is_tangent ? 0.0f : 1.0f, arrays + s * stride_);
@@ -1027,7 +1026,7 @@ class Pass {
     }
     if (!is_distance()) return;
     for (int64_t r = 0; r < block.rows(); ++r) {
-      const float* const x_tangent = scratch.x + r * 2 * dim_;
+      const Real* const x_tangent = scratch.x + r * 2 * dim_;
       block.norm[r] = SquaredNorm(x_tangent + dim_, dim_);
       block.norm_tangent[r] = NormTangent(x_tangent + dim_, x_tangent, dim_);
     }
@@ -1037,8 +1036,8 @@ class Pass {
   void SetRowScalars(const Block& block, int64_t r, const Scratch& scratch) const {
     const int64_t count = std::min(kPairs, stride_);
     for (const bool is_tangent : {false, true}) {
-      const AttentionInput<float>& from = is_tangent ? tangent_ : in_;
-      float* const arrays = scratch.pairs + is_tangent * kScalarArrays * stride_;
+      const AttentionInput<Real>& from = is_tangent ? tangent_ : in_;
+      Real* const arrays = scratch.pairs + is_tangent * kScalarArrays * stride_;
       for (int s = 0; s < row_scalars(); ++s) {
         std::fill_n(arrays + s * stride_, count,
                     from.row_scalars != nullptr
@@ -1068,7 +1067,7 @@ class Pass {
     const VF norm = hn::Set(d, block.norm[r]);
     const VF norm_tangent = hn::Set(d, block.norm_tangent[r]);
     const VF near = hn::Set(d, NearShare(block.c * TemperOf(block, r).temperature, block.norm[r]));
-    const VF least = hn::Set(d, std::numeric_limits<float>::min());
+    const VF least = hn::Set(d, std::numeric_limits<Real>::min());
     for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
       const VF product = hn::Load(d, products.values + j);
       const VF product_tangent = hn::Load(d, products.tangents + j);
@@ -1086,8 +1085,8 @@ class Pass {
   void SetByDifferences(const Block& block, int64_t r, int64_t begin, int64_t end, const DualRow& g,
                         const Scratch& scratch) const {
     KeyReader keys(*this, block);
-    const float* const x_tangent = scratch.x + r * 2 * dim_;
-    const float* const x = x_tangent + dim_;
+    const Real* const x_tangent = scratch.x + r * 2 * dim_;
+    const Real* const x = x_tangent + dim_;
     for (int64_t j = begin; j < end; ++j) {
       const auto [y, y_tangent] = keys.At(block.first + j);
       g.values[j] = SquaredDistance(x, y, dim_);
@@ -1106,8 +1105,8 @@ class Pass {
           tangents_(pass.tangent_.y, pass.has_y() ? pass.dim_ : 0),
           zeros_(pass.has_y() ? 0 : Size(pass.dim_)) {}
 
-    std::pair<const float*, const float*> At(int64_t key) {
-      const float* const y = rows_.Row(block_.b, block_.key_head, key);
+    std::pair<const Real*, const Real*> At(int64_t key) {
+      const Real* const y = rows_.Row(block_.b, block_.key_head, key);
       return {y, zeros_.empty() ? tangents_.Row(block_.b, block_.key_head, key) : zeros_.data()};
     }
 
@@ -1115,7 +1114,7 @@ class Pass {
     const Block& block_;
     RowReader rows_;
     RowReader tangents_;
-    std::vector<float> zeros_;
+    std::vector<Real> zeros_;
   };
 
   // Computes the tangents of f for pairs [n, n + kLanes) from its slopes.
@@ -1123,7 +1122,7 @@ class Pass {
                              int64_t n) const {
     const DF d;
     VF sum = hn::Zero(d);
-    const auto add = [&](const float* of_slopes, const float* of_tangents, int scalars) HWY_ATTR {
+    const auto add = [&](const Real* of_slopes, const Real* of_tangents, int scalars) HWY_ATTR {
       for (int s = 0; s < scalars; ++s) {
         const int64_t at = s * stride_ + n;
         sum = hn::MulAdd(hn::Load(d, of_slopes + at), hn::LoadU(d, of_tangents + at), sum);
@@ -1139,7 +1138,7 @@ class Pass {
   // Turns row r's inner products into values of f, and their tangents into tangents of f.
   void SetValues(const Block& block, int64_t r, const Columns& columns, const DualRow& row,
                  const Scratch& scratch) const {
-    HWY_ALIGN float one[kPairs];
+    HWY_ALIGN Real one[kPairs];
     std::fill_n(one, kPairs, 1.0f);
     SetRowScalars(block, r, scratch);
     SetArguments(block, r, columns, row, scratch);
@@ -1159,7 +1158,7 @@ class Pass {
 
   // Clears `f` and the slopes of hidden pairs, which may hold arbitrary numbers, among the `count`
   // pairs starting at column j.
-  void ClearHidden(const Columns& columns, int64_t j, int64_t count, float* f,
+  void ClearHidden(const Columns& columns, int64_t j, int64_t count, Real* f,
                    const Scratch& scratch) const {
     const auto clear = [&](int64_t begin, int64_t end) {
       for (int64_t n = std::max(begin - j, int64_t{0}); n < std::min(end - j, count); ++n) {
@@ -1209,7 +1208,7 @@ class Pass {
     const DualRow g = ArgumentsOf(block, r, scratch);
     const SlopeArrays slopes = Slopes(false, scratch);
     const SlopeArrays slope_tangents = Slopes(true, scratch);
-    HWY_ALIGN float f[kPairs];
+    HWY_ALIGN Real f[kPairs];
     SetRowScalars(block, r, scratch);
     const auto differentiate = [&](int64_t j, int64_t count) HWY_ATTR {
       const PairArrays pairs = PairsAt(false, g.values, j, scratch);
@@ -1226,9 +1225,9 @@ class Pass {
       const int64_t j = top / kLaneCount * kLaneCount;
       const int64_t n = top - j;
       differentiate(j, kLaneCount);
-      HWY_ALIGN float tangents[kLanes];
+      HWY_ALIGN Real tangents[kLanes];
       hn::Store(ValueTangent(slopes, PairsAt(true, g.tangents, j, scratch), 0), d, tangents);
-      const auto number = [&](float value, float tangent) {
+      const auto number = [&](Real value, Real tangent) {
         return std::isfinite(value) && std::isfinite(tangent) ? DualNumber{value, tangent}
                                                               : DualNumber{};
       };
@@ -1243,7 +1242,7 @@ class Pass {
     }
     const VF c = hn::Set(d, block.c);
     const VF dc = hn::Set(d, block.dc);
-    const auto difference = [&](const float* numbers, float top)
+    const auto difference = [&](const Real* numbers, Real top)
                                 HWY_ATTR { return hn::Load(d, numbers) - hn::Set(d, top); };
     DualSum sum_f{zero, zero};
     DualSum sum_norm{zero, zero};
@@ -1272,8 +1271,8 @@ class Pass {
                        hn::Load(d, slope_tangents.t + at));
         }
         const auto add_column = [&](int s, VF slope, VF slope_tangent) HWY_ATTR {
-          float* const to = ColumnGradient(false, s, scratch) + j + n;
-          float* const to_tangent = ColumnGradient(true, s, scratch) + j + n;
+          Real* const to = ColumnGradient(false, s, scratch) + j + n;
+          Real* const to_tangent = ColumnGradient(true, s, scratch) + j + n;
           DualSum sum{hn::Load(d, to), hn::Load(d, to_tangent)};
           sum.Add(df, df_tangent, slope, slope_tangent);
           hn::Store(sum.value, d, to);
@@ -1302,8 +1301,8 @@ class Pass {
       }
     }
     const DualNumber d_sum = block.sum[r];
-    const float df = block.c * d_sum.value;
-    const float df_tangent = block.c * d_sum.tangent + block.dc * d_sum.value;
+    const Real df = block.c * d_sum.value;
+    const Real df_tangent = block.c * d_sum.tangent + block.dc * d_sum.value;
     const auto whole = [&](const DualSum& sum, const DualNumber& top) HWY_ATTR {
       return DualNumber{Total(sum.value) + df * top.value,
                         Total(sum.tangent) + df_tangent * top.value + df * top.tangent};
@@ -1318,7 +1317,7 @@ class Pass {
     for (int s = 0; s < row_scalars(); ++s) {
       const DualNumber sum = whole(sum_a[s], top_a[s]);
       for (const bool is_tangent : {false, true}) {
-        float* const to = Gradient(is_tangent).row_scalars;
+        Real* const to = Gradient(is_tangent).row_scalars;
         if (to == nullptr) continue;
         RowScalar(to, s, block.head(n_))[block.begin + r] = is_tangent ? sum.tangent : sum.value;
       }
@@ -1340,8 +1339,8 @@ class Pass {
     const VF norms = hn::Set(d, block.norm[r]) + hn::Load(d, scratch.norms + j);
     const auto near = hn::Load(d, g.values + j) < norms * hn::Set(d, kLeastNear);
     if (HWY_LIKELY(hn::AllFalse(d, near))) return;
-    HWY_ALIGN float values[kLanes];
-    HWY_ALIGN float tangents[kLanes];
+    HWY_ALIGN Real values[kLanes];
+    HWY_ALIGN Real tangents[kLanes];
     DualSum dg{hn::Zero(d), hn::Zero(d)};
     dg.Add(df, df_tangent, slope, slope_tangent);
     hn::Store(hn::IfThenElseZero(near, dg.value), d, values);
@@ -1357,18 +1356,18 @@ class Pass {
   // Adds the gradients of queries from squared norms (d|x|^2/dx = 2 x) and from near pairs.
   void AddDistanceGradients(const Block& block, const DualRow& sums, const Scratch& scratch) const {
     for (int64_t r = 0; r < block.rows(); ++r) {
-      const float* const x_tangent = scratch.x + r * 2 * dim_;
-      const float* const x = x_tangent + dim_;
+      const Real* const x_tangent = scratch.x + r * 2 * dim_;
+      const Real* const x = x_tangent + dim_;
       AddScaled(2 * block.d_norm[r], x, dim_, sums.values + r * padded_dim_);
       AddScaled(2 * block.d_norm_tangent[r], x, dim_, sums.tangents + r * padded_dim_);
       AddScaled(2 * block.d_norm[r], x_tangent, dim_, sums.tangents + r * padded_dim_);
     }
     KeyReader keys(*this, block);
     for (const NearDual& pair : block.near) {
-      const float* const x_tangent = scratch.x + pair.r * 2 * dim_;
-      const float* const x = x_tangent + dim_;
+      const Real* const x_tangent = scratch.x + pair.r * 2 * dim_;
+      const Real* const x = x_tangent + dim_;
       const auto [y, y_tangent] = keys.At(block.first + pair.j);
-      float* const tangent = sums.tangents + pair.r * padded_dim_;
+      Real* const tangent = sums.tangents + pair.r * padded_dim_;
       AddScaledDifference(2 * pair.d_distance, x, y, dim_, sums.values + pair.r * padded_dim_);
       AddScaledDifference(2 * pair.d_distance_tangent, x, y, dim_, tangent);
       AddScaledDifference(2 * pair.d_distance, x_tangent, y_tangent, dim_, tangent);
@@ -1380,11 +1379,11 @@ class Pass {
                           const Scratch& scratch) const {
     const int64_t head = block.key_head_of(n_);
     for (const bool is_tangent : {false, true}) {
-      const auto add = [&](int s, float* to) {
+      const auto add = [&](int s, Real* to) {
         AddRow(ColumnGradient(is_tangent, s, scratch) + begin - block.first, end - begin,
                to + begin);
       };
-      float* const d_scalars = Gradient(is_tangent).column_scalars;
+      Real* const d_scalars = Gradient(is_tangent).column_scalars;
       for (int s = 0; d_scalars != nullptr && s < column_scalars(); ++s) {
         add(s, ColumnScalar(d_scalars, s, head));
       }
@@ -1395,21 +1394,21 @@ class Pass {
     for (const NearDual& pair : block.near) {
       const int64_t key = block.first + pair.j;
       if (key < begin || key >= end) continue;
-      const float* const x_tangent = scratch.x + pair.r * 2 * dim_;
-      const float* const x = x_tangent + dim_;
+      const Real* const x_tangent = scratch.x + pair.r * 2 * dim_;
+      const Real* const x = x_tangent + dim_;
       const auto [y, y_tangent] = keys.At(key);
       if (d_y_.wanted()) {
         AddScaledDifference(2 * pair.d_distance, y, x, dim_,
                             d_y_.row(block.b, block.key_head, key));
       }
       if (!d_y_tangent_.wanted()) continue;
-      float* const tangent = d_y_tangent_.row(block.b, block.key_head, key);
+      Real* const tangent = d_y_tangent_.row(block.b, block.key_head, key);
       AddScaledDifference(2 * pair.d_distance_tangent, y, x, dim_, tangent);
       AddScaledDifference(2 * pair.d_distance, y_tangent, x_tangent, dim_, tangent);
     }
   }
 
-  const AttentionGradient<float>& Gradient(bool is_tangent) const {
+  const AttentionGradient<Real>& Gradient(bool is_tangent) const {
     return is_tangent ? of_.gradient_tangent : of_.gradient;
   }
   HeadSums* HeadGradient(bool is_tangent, const Block& block) {
@@ -1417,7 +1416,7 @@ class Pass {
                           block.number)];
   }
   // The gradient of a query head's bias table. `head` is counted across the batch.
-  float* BiasGradient(bool is_tangent, int64_t head) const {
+  Real* BiasGradient(bool is_tangent, int64_t head) const {
     return d_bias_.data() + (is_tangent * n_.batch * n_.heads + head) * terms_.table_size();
   }
 
@@ -1433,7 +1432,7 @@ class Pass {
     };
     for (const bool is_tangent : {false, true}) {
       if (!wants_key_bias()) break;
-      float* const sums = scratch.d_key_bias + is_tangent * stride_;
+      Real* const sums = scratch.d_key_bias + is_tangent * stride_;
       std::fill_n(sums, count, 0.0f);
       for (int64_t r = 0; r < rows; ++r) AddRow(gradients(is_tangent, r), count, sums);
     }
@@ -1441,7 +1440,7 @@ class Pass {
     const int64_t size = rows - 1 + count;
     for (const bool is_tangent : {false, true}) {
       if (!by_offset) break;
-      float* const sums = scratch.d_bias + is_tangent * window();
+      Real* const sums = scratch.d_bias + is_tangent * window();
       std::fill_n(sums, size, 0.0f);
       for (int64_t r = 0; r < rows; ++r) {
         AddRow(gradients(is_tangent, r), count, sums + rows - 1 - r);
@@ -1462,8 +1461,8 @@ class Pass {
       const DualRow row = DualOf(scratch.gradients, block, r);
       terms_.FindRuns(TermRow(block, r, columns[r]), &runs);
       for (const bool is_tangent : {false, true}) {
-        const float* const from = (is_tangent ? row.tangents : row.values) + columns[r].begin;
-        float* const to = BiasGradient(is_tangent, block.head(n_));
+        const Real* const from = (is_tangent ? row.tangents : row.values) + columns[r].begin;
+        Real* const to = BiasGradient(is_tangent, block.head(n_));
         for (const TableRun& run : runs) {
           for (int64_t n = 0; n < run.count; ++n) {
             to[run.entry + n * run.step] += from[run.column + n];
@@ -1478,12 +1477,12 @@ class Pass {
     const bool shares = shares_pairs();
     if (shares) pair_turns_.Wait(block.number, block.head(n_));
     for (const bool is_tangent : {false, true}) {
-      const View<float>& pairs = Gradient(is_tangent).pair_bias;
+      const View<Real>& pairs = Gradient(is_tangent).pair_bias;
       if (pairs.data == nullptr) continue;
       const bool is_first =
           (block.b == 0 || pairs.stride[0] != 0) && (block.h == 0 || pairs.stride[1] != 0);
       for (int64_t r = 0; r < block.rows(); ++r) {
-        float* const to = pairs.row(block.b, block.h, block.begin + r);
+        Real* const to = pairs.row(block.b, block.h, block.begin + r);
         if (is_first) std::fill_n(to, n_.keys, 0.0f);
         const int64_t count = columns[r].end - columns[r].begin;
         if (count == 0) continue;
@@ -1510,8 +1509,8 @@ class Pass {
   void AddKeyGradients(const Block& block, int64_t begin, int64_t end,
                        const Scratch& scratch) const {
     const int64_t rows = block.rows();
-    const auto add = [&](const KeySums& sums, const float* of_pairs, int64_t count,
-                         const float* of_rows, int64_t padded) {
+    const auto add = [&](const KeySums& sums, const Real* of_pairs, int64_t count,
+                         const Real* of_rows, int64_t padded) {
       if (!sums.wanted()) return;
       MultiplyAdd(Size(end - begin), Size(padded) / kLanes, Size(count),
                   {of_pairs + begin - block.first, 1, Size(block.stride)}, of_rows, Size(padded),
@@ -1526,7 +1525,7 @@ class Pass {
         has_x() || ProductFactorTangent(block) != 0 ? 2 * rows : rows, scratch.scaled, padded_dim_);
     if (function_ != nullptr) AddColumnGradients(block, begin, end, scratch);
     for (const bool is_tangent : {false, true}) {
-      float* const to = Gradient(is_tangent).key_bias;
+      Real* const to = Gradient(is_tangent).key_bias;
       if (to == nullptr) continue;
       AddRow(scratch.d_key_bias + is_tangent * stride_ + begin - block.first, end - begin,
              to + (block.b * n_.heads + block.h) * n_.keys + begin);
@@ -1538,7 +1537,7 @@ class Pass {
     d_relative_keys_.Merge();
     d_relative_values_.Merge();
     for (const bool is_tangent : {false, true}) {
-      const AttentionGradient<float>& gradient = Gradient(is_tangent);
+      const AttentionGradient<Real>& gradient = Gradient(is_tangent);
       for (int64_t h = 0; h < n_.heads; ++h) {
         HeadSums sums;
         for (int64_t b = 0; b < n_.batch; ++b) {
@@ -1551,22 +1550,22 @@ class Pass {
           }
           if (gradient.bias.table == nullptr) continue;
           const int64_t size = terms_.table_size();
-          float* const to = gradient.bias.table + b * gradient.bias.batch_stride + h * size;
+          Real* const to = gradient.bias.table + b * gradient.bias.batch_stride + h * size;
           if (b == 0 || gradient.bias.batch_stride != 0) std::fill_n(to, size, 0.0f);
           AddRow(BiasGradient(is_tangent, head), size, to);
         }
-        if (gradient.factor != nullptr) gradient.factor[h] = static_cast<float>(sums.factor);
+        if (gradient.factor != nullptr) gradient.factor[h] = static_cast<Real>(sums.factor);
         for (int s = 0; gradient.head_scalars != nullptr && s < head_scalars(); ++s) {
-          gradient.head_scalars[s * n_.heads + h] = static_cast<float>(sums.t[s]);
+          gradient.head_scalars[s * n_.heads + h] = static_cast<Real>(sums.t[s]);
         }
       }
     }
   }
 
-  const AttentionDerivatives& of_;
-  const DualTable* function_;
-  const AttentionInput<float>& in_;
-  const AttentionInput<float>& tangent_;
+  const AttentionDerivatives<Real>& of_;
+  const DualTableOf<Real>* function_;
+  const AttentionInput<Real>& in_;
+  const AttentionInput<Real>& tangent_;
   const Executor& executor_;
   const AttentionShape& n_;
   DualTerms terms_;
@@ -1604,8 +1603,15 @@ class Pass {
   Turns table_turns_;              // per query head
 };
 
-void Differentiate(const AttentionDerivatives& of, const Executor& executor) {
-  Pass(of, executor).Run();
+}  // namespace
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace GNOMON_KERNELS
+
+namespace HWY_NAMESPACE {
+namespace {
+
+void Differentiate(const AttentionDerivatives<GNOMON_REAL>& of, const Executor& executor) {
+  GNOMON_KERNELS::Pass(of, executor).Run();
 }
 
 }  // namespace
@@ -1620,7 +1626,7 @@ namespace {
 HWY_EXPORT(Differentiate);
 }  // namespace
 
-void DerivativesKernel(const AttentionDerivatives& of, const Executor& executor) {
+void DerivativesKernel(const AttentionDerivatives<GNOMON_REAL>& of, const Executor& executor) {
   HWY_DYNAMIC_DISPATCH(Differentiate)(of, executor);
 }
 

@@ -9,31 +9,34 @@ namespace gnomon {
 
 // An attention call and its derivative in the direction of its inputs' tangents. All inputs must be
 // finite. A null pointer means a tangent of 0, or a result that is not needed.
+template <class T>
 struct AttentionDerivatives {
   // The pair function; null means the inner product.
-  const DualTable* function = nullptr;
+  const DualTableOf<T>* function = nullptr;
   // Relative queries are not supported.
-  AttentionInput<float> input;
+  AttentionInput<T> input;
   // The tangents of tokens, scalars, factor, temperature, biases and relative tables, in the same
   // layout as the inputs, except that pair biases may have different strides.
-  AttentionInput<float> tangent;
+  AttentionInput<T> tangent;
 
-  AttentionOutput<float> output;
-  View<float> o_tangent;
-  float* lse_tangent = nullptr;  // 0 for a row that attends to no key
+  AttentionOutput<T> output;
+  View<T> o_tangent;
+  T* lse_tangent = nullptr;  // 0 for a row that attends to no key
 
   // The gradients of o and lse, and the tangents of these gradients.
-  View<const float> d_o;
-  View<const float> d_o_tangent;
-  const float* d_lse = nullptr;
-  const float* d_lse_tangent = nullptr;
+  View<const T> d_o;
+  View<const T> d_o_tangent;
+  const T* d_lse = nullptr;
+  const T* d_lse_tangent = nullptr;
   // The gradients of all inputs that may have tangents, and the tangents of these gradients.
-  AttentionGradient<float> gradient;
-  AttentionGradient<float> gradient_tangent;
+  AttentionGradient<T> gradient;
+  AttentionGradient<T> gradient_tangent;
 };
 
-// Dispatches to the selected instruction set.
-void DerivativesKernel(const AttentionDerivatives& of, const Executor& executor);
+// Dispatches to the selected instruction set or, for doubles, to a lower one if it has no float64
+// kernels.
+void DerivativesKernel(const AttentionDerivatives<float>& of, const Executor& executor);
+void DerivativesKernel(const AttentionDerivatives<double>& of, const Executor& executor);
 
 }  // namespace gnomon
 

@@ -20,7 +20,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Rows of numbers and rows of their tangents; tangents.data is null if all tangents are 0.
 struct DualOperand {
@@ -42,7 +42,7 @@ struct DualWindow {
 // A RowTable and its tangent.
 class DualRowTable {
  public:
-  DualRowTable(const AttentionShape& n, const float* table, const float* tangent, bool heads,
+  DualRowTable(const AttentionShape& n, const Real* table, const Real* tangent, bool heads,
                int64_t size, int64_t columns)
       : values_(table, heads, n, size, columns, {.multiply = true, .add_product = true}),
         tangents_(tangent, heads, n, size, columns, {.multiply = true, .add_product = true}) {}
@@ -59,7 +59,7 @@ class DualRowTable {
   // Computes the products of rows with the window's entries. Overwrites `scratch`, which has the
   // size of a window.
   void Multiply(int64_t h, int64_t rows, const DualOperand& x, const DualWindow& window,
-                float* scratch) const {
+                Real* scratch) const {
     values_.Multiply(h, rows, x.values, window.values);
     if (x.tangents.data != nullptr) {
       values_.Multiply(h, rows, x.tangents, window.tangents);
@@ -76,8 +76,8 @@ class DualRowTable {
 
   // Adds the products of a window with the table to `to`, and their tangents to `to_tangents`. Both
   // have rows of values().padded() columns, and either may be null.
-  void AddProducts(int64_t h, int64_t rows, const DualWindow& window, float* to,
-                   float* to_tangents) const {
+  void AddProducts(int64_t h, int64_t rows, const DualWindow& window, Real* to,
+                   Real* to_tangents) const {
     if (to != nullptr) values_.AddProduct(h, rows, window.values, to);
     if (to_tangents == nullptr) return;
     values_.AddProduct(h, rows, window.tangents, to_tangents);
@@ -94,8 +94,7 @@ class DualRowTable {
 // The gradients of a DualRowTable and their tangents: sums per query head, and their totals.
 class DualTableGradient {
  public:
-  DualTableGradient(const AttentionShape& n, const DualRowTable& table, float* to,
-                    float* to_tangent)
+  DualTableGradient(const AttentionShape& n, const DualRowTable& table, Real* to, Real* to_tangent)
       : n_(n),
         table_(table.values()),
         values_(table.values(), to, n.batch * n.heads),
@@ -135,7 +134,7 @@ class DualTableGradient {
 class DualRelative {
  public:
   // Blocks have at most `rows` rows and `columns` columns.
-  DualRelative(const AttentionInput<float>& in, const AttentionInput<float>& tangent, int64_t rows,
+  DualRelative(const AttentionInput<Real>& in, const AttentionInput<Real>& tangent, int64_t rows,
                int64_t columns)
       : in_(in),
         tangent_(tangent),
@@ -164,7 +163,7 @@ class DualRelative {
 
   // Creates the window of queries [begin, end) and `keys` in `memory`, which holds two rows per
   // query: the values and the tangents.
-  DualWindow Window(int64_t b, int64_t begin, int64_t end, KeyRange keys, float* memory) const {
+  DualWindow Window(int64_t b, int64_t begin, int64_t end, KeyRange keys, Real* memory) const {
     const int64_t rows = end - begin;
     DualWindow window;
     window.values = reader_.Window(b, begin, rows, keys.begin, keys.end, stride_, memory);
@@ -175,10 +174,10 @@ class DualRelative {
 
   // Multiplies `rows` queries, starting at `query`, by the relative keys.
   void MultiplyKeys(int64_t b, int64_t h, int64_t query, int64_t rows, const DualWindow& window,
-                    float* scratch) const {
-    const auto rows_of = [&](const View<const float>& view) -> Strided {
+                    Real* scratch) const {
+    const auto rows_of = [&](const View<const Real>& view) -> Strided {
       if (view.data == nullptr) return {nullptr, 0, 0};
-      return {view.row(b, h, query), HWY_NAMESPACE::Size(view.stride[2]), 1};
+      return {view.row(b, h, query), GNOMON_KERNELS::Size(view.stride[2]), 1};
     };
     keys_.Multiply(h, rows, {rows_of(in_.relative.query), rows_of(tangent_.relative.query)}, window,
                    scratch);
@@ -187,13 +186,13 @@ class DualRelative {
   // Adds `factor` times the table entries of a row's pairs to `to`, which is indexed by the block's
   // columns. Add() is the transposed operation: it adds `factor` times each pair's number to the
   // pair's table entry.
-  void Read(const DualTerms::Row& row, const TableWindow& window, int64_t r, float factor,
-            float* to, std::vector<TableRun>* runs) const {
+  void Read(const DualTerms::Row& row, const TableWindow& window, int64_t r, Real factor, Real* to,
+            std::vector<TableRun>* runs) const {
     if (row.count() <= 0) return;
     reader_.Read(TileRowOf(row), window.Row(r), window.origin, window.range, factor,
                  to + row.columns.first(), runs);
   }
-  void Add(const DualTerms::Row& row, const float* from, float factor, const TableWindow& window,
+  void Add(const DualTerms::Row& row, const Real* from, Real factor, const TableWindow& window,
            int64_t r, std::vector<TableRun>* runs) const {
     if (row.count() <= 0) return;
     reader_.Add(TileRowOf(row), from + row.columns.first(), factor, window.Row(r), window.origin,
@@ -201,7 +200,7 @@ class DualRelative {
   }
 
  private:
-  static int64_t Size(const AttentionInput<float>& in) {
+  static int64_t Size(const AttentionInput<Real>& in) {
     return in.relative.layout != nullptr ? in.relative.layout->size() : 0;
   }
   static TileRow TileRowOf(const DualTerms::Row& row) {
@@ -217,8 +216,8 @@ class DualRelative {
             1.0f};
   }
 
-  const AttentionInput<float>& in_;
-  const AttentionInput<float>& tangent_;
+  const AttentionInput<Real>& in_;
+  const AttentionInput<Real>& tangent_;
   TableReader reader_;
   DualRowTable keys_;
   DualRowTable values_;
@@ -226,7 +225,7 @@ class DualRelative {
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

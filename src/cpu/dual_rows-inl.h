@@ -14,11 +14,11 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 // Definitions that are included in this namespace are evaluated with dual numbers.
 namespace duals {
 
-namespace vectors = ::gnomon::HWY_NAMESPACE;
+namespace vectors = ::gnomon::GNOMON_KERNELS;
 
 struct DualVector {
   // Not defaulted: g++ does not compile defaulted constructors for the instruction set.
@@ -48,7 +48,7 @@ HWY_INLINE auto operator>(DualVector a, DualVector b) { return a.value > b.value
 HWY_INLINE auto operator>=(DualVector a, DualVector b) { return a.value >= b.value; }
 HWY_INLINE auto operator==(DualVector a, DualVector b) { return a.value == b.value; }
 
-HWY_INLINE DualVector Splat(DualVector /*like*/, float value) {
+HWY_INLINE DualVector Splat(DualVector /*like*/, Real value) {
   return {hn::Set(DF(), value), hn::Zero(DF())};
 }
 HWY_INLINE DualVector Tiny(DualVector like) { return {vectors::Tiny(like.value), hn::Zero(DF())}; }
@@ -111,11 +111,11 @@ HWY_FLATTEN void Slopes(const PairArrays& pairs, const PairArrays& tangents, int
   const DF d;
   const int64_t stride = pairs.stride;
   for (int64_t n = 0; n < count; n += static_cast<int64_t>(kLanes)) {
-    const auto load = [&](const float* values, const float* of_values, int scalar) HWY_ATTR {
+    const auto load = [&](const Real* values, const Real* of_values, int scalar) HWY_ATTR {
       const int64_t at = scalar * stride + n;
       return DualVector(hn::LoadU(d, values + at), hn::LoadU(d, of_values + at));
     };
-    const auto store = [&](const DualVector& slope, float* value, float* tangent, int scalar)
+    const auto store = [&](const DualVector& slope, Real* value, Real* tangent, int scalar)
                            HWY_ATTR {
                              const int64_t at = scalar * stride + n;
                              hn::StoreU(slope.value, d, value + at);
@@ -146,7 +146,7 @@ HWY_FLATTEN void Slopes(const PairArrays& pairs, const PairArrays& tangents, int
 
 }  // namespace duals
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

@@ -18,7 +18,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // Columns [begin, end), and the whole vectors that cover them.
 struct Columns {
@@ -35,13 +35,13 @@ HWY_INLINE VF Within(const Columns& columns, int64_t j, VF value, VF otherwise) 
   return Masked(value, otherwise, view, j);
 }
 
-HWY_INLINE float Total(VF sums) { return hn::GetLane(hn::SumOfLanes(DF(), sums)); }
+HWY_INLINE Real Total(VF sums) { return hn::GetLane(hn::SumOfLanes(DF(), sums)); }
 
 // Turns inner products into scores in log2 units, and their tangents into tangents of scores.
 // Returns the largest score. The biases are added if they are not null; `bias` is in log2 units.
-HWY_INLINE float SetScores(float* HWY_RESTRICT scores, float* HWY_RESTRICT tangents,
-                           const Columns& columns, float factor, float factor_tangent,
-                           const float* HWY_RESTRICT bias, const float* HWY_RESTRICT bias_tangent) {
+HWY_INLINE Real SetScores(Real* HWY_RESTRICT scores, Real* HWY_RESTRICT tangents,
+                          const Columns& columns, Real factor, Real factor_tangent,
+                          const Real* HWY_RESTRICT bias, const Real* HWY_RESTRICT bias_tangent) {
   const DF d;
   const VF in_log2 = hn::Set(d, factor * kLog2E);
   const VF c = hn::Set(d, factor);
@@ -64,7 +64,7 @@ HWY_INLINE float SetScores(float* HWY_RESTRICT scores, float* HWY_RESTRICT tange
 }
 
 // Returns the first column with the given score; -1 if there is none.
-HWY_INLINE int64_t FindScore(const float* scores, const Columns& columns, float score) {
+HWY_INLINE int64_t FindScore(const Real* scores, const Columns& columns, Real score) {
   const DF d;
   const VF wanted = hn::Set(d, score);
   for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
@@ -76,13 +76,13 @@ HWY_INLINE int64_t FindScore(const float* scores, const Columns& columns, float 
 
 // The sum of 2^(score - largest) over a row, and the weighted mean of the tangents of its scores.
 struct RowTotals {
-  float weight;
-  float mean;
+  Real weight;
+  Real mean;
 };
 
 // Turns scores into weights, and the tangents of scores into those of weights.
-HWY_INLINE RowTotals SetWeights(float* HWY_RESTRICT scores, float* HWY_RESTRICT tangents,
-                                const Columns& columns, float largest) {
+HWY_INLINE RowTotals SetWeights(Real* HWY_RESTRICT scores, Real* HWY_RESTRICT tangents,
+                                const Columns& columns, Real largest) {
   const DF d;
   const VF shift = hn::Set(d, largest);
   VF sum = hn::Zero(d);
@@ -93,8 +93,8 @@ HWY_INLINE RowTotals SetWeights(float* HWY_RESTRICT scores, float* HWY_RESTRICT 
     sum_of_tangents = hn::MulAdd(weight, hn::Load(d, tangents + j), sum_of_tangents);
     hn::Store(weight, d, scores + j);
   }
-  const float total = Total(sum);
-  const float mean = Total(sum_of_tangents) / total;
+  const Real total = Total(sum);
+  const Real mean = Total(sum_of_tangents) / total;
   const VF inverse = hn::Set(d, 1.0f / total);
   const VF m = hn::Set(d, mean);
   for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
@@ -107,19 +107,19 @@ HWY_INLINE RowTotals SetWeights(float* HWY_RESTRICT scores, float* HWY_RESTRICT 
 
 // A row of numbers and the row of their tangents.
 struct DualRow {
-  float* values;
-  float* tangents;
+  Real* values;
+  Real* tangents;
 };
 
 // Turns the gradients of weights into those of scores, whose sum over the row is d_lse up to
 // rounding.
 HWY_INLINE void SetScoreGradients(const DualRow& weights, const DualRow& gradients,
-                                  const Columns& columns, float d_lse, float d_lse_tangent) {
+                                  const Columns& columns, Real d_lse, Real d_lse_tangent) {
   const DF d;
-  const float* HWY_RESTRICT p = weights.values;
-  const float* HWY_RESTRICT dp = weights.tangents;
-  float* HWY_RESTRICT g = gradients.values;
-  float* HWY_RESTRICT dg = gradients.tangents;
+  const Real* HWY_RESTRICT p = weights.values;
+  const Real* HWY_RESTRICT dp = weights.tangents;
+  Real* HWY_RESTRICT g = gradients.values;
+  Real* HWY_RESTRICT dg = gradients.tangents;
   VF sum = hn::Zero(d);
   VF sum_of_tangents = hn::Zero(d);
   for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
@@ -142,8 +142,8 @@ HWY_INLINE void SetScoreGradients(const DualRow& weights, const DualRow& gradien
 
 // Corrects the gradient of the largest score so that the row's sum is exact. Otherwise, slopes that
 // are large and nearly equal would amplify the rounding error of that sum.
-HWY_INLINE void BalanceRow(float* HWY_RESTRICT gradients, const Columns& columns, int64_t top,
-                           float sum) {
+HWY_INLINE void BalanceRow(Real* HWY_RESTRICT gradients, const Columns& columns, int64_t top,
+                           Real sum) {
   const DF d;
   VF total = hn::Zero(d);
   for (int64_t j = columns.first(); j < columns.last(); j += kLaneCount) {
@@ -154,9 +154,9 @@ HWY_INLINE void BalanceRow(float* HWY_RESTRICT gradients, const Columns& columns
 
 // A row's temperature with its tangent, and the soft cap (0 if there is none).
 struct Temper {
-  float temperature;
-  float temperature_tangent;
-  float softcap;
+  Real temperature;
+  Real temperature_tangent;
+  Real softcap;
 
   // The derivative of the cap at a score in log2 units.
   HWY_INLINE VF CapSlope(VF score) const {
@@ -171,9 +171,9 @@ struct Temper {
 // Applies a temperature and a soft cap to the results of SetScores, and returns the largest score.
 // Stores the previous (plain) scores in `plain`, with 0 for hidden pairs: values in log2 units, and
 // tangents.
-HWY_INLINE float SetTemperedScores(float* HWY_RESTRICT scores, float* HWY_RESTRICT tangents,
-                                   const Columns& columns, const Temper& temper,
-                                   const DualRow& plain) {
+HWY_INLINE Real SetTemperedScores(Real* HWY_RESTRICT scores, Real* HWY_RESTRICT tangents,
+                                  const Columns& columns, const Temper& temper,
+                                  const DualRow& plain) {
   const DF d;
   const VF hidden = hn::Set(d, -kInfinity);
   const VF temperature = hn::Set(d, temper.temperature);
@@ -201,8 +201,8 @@ HWY_INLINE float SetTemperedScores(float* HWY_RESTRICT scores, float* HWY_RESTRI
 }
 
 struct DualNumber {
-  float value = 0;
-  float tangent = 0;
+  Real value = 0;
+  Real tangent = 0;
 };
 
 // The gradient of a row's temperature, and the sum of the gradients of its plain scores.
@@ -258,12 +258,12 @@ HWY_INLINE void DropRow(const Dropper& dropper, int64_t first, const Columns& co
   }
 }
 
-HWY_INLINE void AddRow(const float* HWY_RESTRICT from, int64_t count, float* HWY_RESTRICT to) {
+HWY_INLINE void AddRow(const Real* HWY_RESTRICT from, int64_t count, Real* HWY_RESTRICT to) {
   for (int64_t n = 0; n < count; ++n) to[n] += from[n];
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

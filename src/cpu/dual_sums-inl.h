@@ -18,7 +18,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // The rows of each key head as transposed panels; each panel of values is followed by the panel of
 // their tangents.
@@ -35,12 +35,12 @@ class DualPanels {
         data_(slots.count * panels_ * depth_ * kWidth) {}
 
   void Fill(int64_t b, int64_t h, int64_t p, KeyRange keys) const {
-    float* const to = panel(b, h, p);
+    Real* const to = panel(b, h, p);
     PackPanel(values_, b, h, p * kWidth, keys, columns_, to);
     if (tangents_.data == nullptr) return;
     PackPanel(tangents_, b, h, p * kWidth, keys, columns_, to + columns_ * kWidth);
   }
-  float* panel(int64_t b, int64_t h, int64_t p) const {
+  Real* panel(int64_t b, int64_t h, int64_t p) const {
     return data_.data() + (slots_.Of(b, h) * panels_ + p) * depth_ * kWidth;
   }
 
@@ -57,7 +57,7 @@ class DualPanels {
 // Sums with one row per key, accumulated in a view or in memory that is padded to whole vectors.
 class KeySums {
  public:
-  KeySums(const View<float>& out, const AttentionShape& n, const HeadSlots& slots, int64_t columns)
+  KeySums(const View<Real>& out, const AttentionShape& n, const HeadSlots& slots, int64_t columns)
       : out_(out),
         slots_(slots),
         keys_(n.keys),
@@ -70,7 +70,7 @@ class KeySums {
 
   bool wanted() const { return out_.data != nullptr; }
   int64_t stride() const { return padded_sums_ ? padded_ : out_.stride[2]; }
-  float* row(int64_t b, int64_t h, int64_t j) const {
+  Real* row(int64_t b, int64_t h, int64_t j) const {
     if (!padded_sums_) return out_.row(b, h, j);
     return padded_sums_.data() + (slots_.Of(b, h) * keys_ + j) * padded_;
   }
@@ -86,7 +86,7 @@ class KeySums {
   }
 
  private:
-  View<float> out_;
+  View<Real> out_;
   HeadSlots slots_;
   int64_t keys_;
   int64_t columns_;
@@ -95,7 +95,7 @@ class KeySums {
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

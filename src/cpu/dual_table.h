@@ -9,13 +9,16 @@
 
 namespace gnomon {
 
-struct DualTable {
-  const PairTable* pairs;
+// Definitions are evaluated with numbers of type T.
+template <class T>
+struct DualTableOf {
+  const PairTableOf<T>* pairs;
   // Computes the derivatives of f for `count` pairs, and the tangents of these derivatives from the
   // tangents of the pairs. All arrays have the same stride.
-  void (*slopes)(const PairArrays& pairs, const PairArrays& tangents, int64_t count,
-                 const SlopeArrays& slopes, const SlopeArrays& slope_tangents);
+  void (*slopes)(const PairArraysOf<T>& pairs, const PairArraysOf<T>& tangents, int64_t count,
+                 const SlopeArraysOf<T>& slopes, const SlopeArraysOf<T>& slope_tangents);
 };
+using DualTable = DualTableOf<float>;
 
 }  // namespace gnomon
 

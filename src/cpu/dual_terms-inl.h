@@ -19,7 +19,7 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace HWY_NAMESPACE {
+namespace GNOMON_KERNELS {
 
 // The masks and biases of rows. Columns are relative to the block's first key.
 class DualTerms {
@@ -36,7 +36,7 @@ class DualTerms {
     int64_t key() const { return first + columns.begin; }
   };
 
-  DualTerms(const AttentionInput<float>& in, const AttentionInput<float>& tangent)
+  DualTerms(const AttentionInput<Real>& in, const AttentionInput<Real>& tangent)
       : in_(in), tangent_(tangent), n_(in.shape) {
     if (in.mask.key_segments != nullptr || HasPositions(in)) FindRanges();
   }
@@ -62,14 +62,14 @@ class DualTerms {
   bool has_layout() const { return in_.bias.layout != nullptr; }
 
   // Adds up the biases, or their tangents. A bias of -inf hides a pair.
-  void SumBiases(const Row& row, float* to) const {
+  void SumBiases(const Row& row, Real* to) const {
     const Columns& columns = row.columns;
     std::fill(to + columns.first(), to + columns.last(), 0.0f);
     Add(in_, row, to + columns.begin);
     if (in_.key_bias_low != nullptr) AddLow(row, to + columns.begin);
     if (hides()) Hide(row, to + columns.begin);
   }
-  void SumTangents(const Row& row, float* to) const {
+  void SumTangents(const Row& row, Real* to) const {
     std::fill(to + row.columns.first(), to + row.columns.last(), 0.0f);
     Add(tangent_, row, to + row.columns.begin);
   }
@@ -94,13 +94,13 @@ class DualTerms {
   }
 
  private:
-  static bool HasBias(const AttentionInput<float>& in) {
+  static bool HasBias(const AttentionInput<Real>& in) {
     return in.bias.table != nullptr || in.key_bias != nullptr || in.pair_bias.data != nullptr;
   }
 
-  void Add(const AttentionInput<float>& from, const Row& row, float* to) const {
+  void Add(const AttentionInput<Real>& from, const Row& row, Real* to) const {
     if (from.bias.table != nullptr) {
-      const float* const table =
+      const Real* const table =
           from.bias.table + row.b * from.bias.batch_stride + row.h * table_size();
       if (has_layout()) {
         AddTable(table, row, to);
@@ -114,19 +114,19 @@ class DualTerms {
     }
   }
   int64_t KeyAt(const Row& row) const { return (row.b * n_.heads + row.h) * n_.keys + row.key(); }
-  void AddTable(const float* table, const Row& row, float* to) const {
+  void AddTable(const Real* table, const Row& row, Real* to) const {
     std::vector<TableRun> runs;
     FindRuns(row, &runs);
     for (const TableRun& run : runs) {
       for (int64_t n = 0; n < run.count; ++n) to[run.column + n] += table[run.entry + n * run.step];
     }
   }
-  void AddLow(const Row& row, float* to) const {
-    const float base = in_.key_bias_base[(row.b * n_.heads + row.h) * n_.queries + row.i];
-    const float* const low = in_.key_bias_low + KeyAt(row);
+  void AddLow(const Row& row, Real* to) const {
+    const Real base = in_.key_bias_base[(row.b * n_.heads + row.h) * n_.queries + row.i];
+    const Real* const low = in_.key_bias_low + KeyAt(row);
     for (int64_t n = 0; n < row.count(); ++n) to[n] = (to[n] - base) + low[n];
   }
-  void Hide(const Row& row, float* to) const {
+  void Hide(const Row& row, Real* to) const {
     const auto hide_unless = [&](const auto& sees) {
       for (int64_t n = 0; n < row.count(); ++n) {
         if (!sees(n)) to[n] = -kInfinity;
@@ -184,14 +184,14 @@ class DualTerms {
     while (keys->begin < keys->end && hides(keys->end - 1)) --keys->end;
   }
 
-  const AttentionInput<float>& in_;
-  const AttentionInput<float>& tangent_;
+  const AttentionInput<Real>& in_;
+  const AttentionInput<Real>& tangent_;
   const AttentionShape& n_;
   std::vector<KeyRange> ranges_;  // per query; empty without segments and positions
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
+}  // namespace GNOMON_KERNELS
 }  // namespace gnomon
 HWY_AFTER_NAMESPACE();
 

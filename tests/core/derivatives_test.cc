@@ -20,26 +20,33 @@ namespace gnomon::testing {
 namespace {
 
 // A problem, and the direction of the derivative, stored as a second problem of the same shape.
+template <class T>
 struct Directed {
-  Problem<float> at;
-  Problem<float> along;
+  Problem<T> at;
+  Problem<T> along;
 };
 
-Directed RandomDirected(const ProblemOptions& options,
-                        const PairFunction& function = FindPairFunction("dot")) {
+Directed<float> RandomDirected(const ProblemOptions& options,
+                               const PairFunction& function = FindPairFunction("dot")) {
   ProblemOptions other = options;
   other.seed = options.seed + 1;
   return {RandomProblem(function, options), RandomProblem(function, other)};
 }
 
-const DualTable* TableOf(const Problem<float>& p) {
-  return p.function.name == std::string("dot") ? nullptr : FindDualTable(p.function);
+Directed<double> InDouble(const Directed<float>& p) {
+  return {p.at.InDouble(), p.along.InDouble()};
+}
+
+template <class T>
+const DualTableOf<T>* TableOf(const Problem<T>& p) {
+  return p.function.name == std::string("dot") ? nullptr : FindDualTable<T>(p.function);
 }
 
 // Runs the kernel and returns all results, without gaps between rows.
-Results<float> RunKernel(const Directed& p, const Executor& executor = SerialExecutor()) {
+template <class T>
+Results<T> RunKernel(const Directed<T>& p, const Executor& executor = SerialExecutor()) {
   const ProblemOptions& options = p.at.options;
-  AttentionDerivatives of;
+  AttentionDerivatives<T> of;
   of.function = TableOf(p.at);
   of.input = p.at.Input();
   of.tangent = p.along.Input();
@@ -47,19 +54,19 @@ Results<float> RunKernel(const Directed& p, const Executor& executor = SerialExe
   of.d_o_tangent = p.along.d_o.view();
   of.d_lse = p.at.d_lse.data();
   of.d_lse_tangent = p.along.d_lse.data();
-  std::map<std::string, Array<float>> arrays;
-  Results<float> results;
-  const auto view = [&](const std::string& name, const Array<float>& like) {
-    return (arrays[name] = Array<float>(like.size(), options.padded, kNan)).view();
+  std::map<std::string, Array<T>> arrays;
+  Results<T> results;
+  const auto view = [&](const std::string& name, const Array<T>& like) {
+    return (arrays[name] = Array<T>(like.size(), options.padded, static_cast<T>(kNan))).view();
   };
   const auto pointer = [&](const std::string& name, size_t size) {
-    return (results[name] = std::vector<float>(size, kNan)).data();
+    return (results[name] = std::vector<T>(size, static_cast<T>(kNan))).data();
   };
   const size_t rows = p.at.d_lse.size();
   of.output = {view("o", p.at.d_o), pointer("lse", rows), pointer("statistics", 3 * rows)};
   of.o_tangent = view("o'", p.at.d_o);
   of.lse_tangent = pointer("lse'", rows);
-  const auto set = [&](AttentionGradient<float>& gradient, const std::string& mark) {
+  const auto set = [&](AttentionGradient<T>& gradient, const std::string& mark) {
     gradient.x = view("d_x" + mark, p.at.x);
     gradient.y = view("d_y" + mark, p.at.y);
     gradient.v = view("d_v" + mark, p.at.v);
@@ -81,27 +88,29 @@ Results<float> RunKernel(const Directed& p, const Executor& executor = SerialExe
   return results;
 }
 
-std::vector<Dual> Duals(const std::vector<float>& values, const std::vector<float>& tangents) {
+template <class T>
+std::vector<Dual> Duals(const std::vector<T>& values, const std::vector<T>& tangents) {
   std::vector<Dual> duals;
   for (size_t n = 0; n < values.size(); ++n) duals.emplace_back(values[n], tangents[n]);
   return duals;
 }
 
 // Computes the same results as RunKernel, with the reference.
-Results<double> RunReference(const Directed& p) {
+template <class T>
+Results<double> RunReference(const Directed<T>& p) {
   std::deque<std::vector<Dual>> kept;
   const auto keep = [&](std::vector<Dual> duals) { return kept.emplace_back(duals).data(); };
-  const auto strides = [](const Array<float>& array) {
+  const auto strides = [](const Array<T>& array) {
     const auto [batch, heads, rows, columns] = array.size();
     return std::array<int64_t, 3>{heads * rows * columns, rows * columns, columns};
   };
-  const auto rows = [&](const Array<float>& values, const Array<float>& tangents) {
+  const auto rows = [&](const Array<T>& values, const Array<T>& tangents) {
     return View<const Dual>{keep(Duals(values.Elements(), tangents.Elements())), strides(values)};
   };
-  const auto numbers = [&](const std::vector<float>& values, const std::vector<float>& tangents) {
+  const auto numbers = [&](const std::vector<T>& values, const std::vector<T>& tangents) {
     return keep(Duals(values, tangents));
   };
-  const AttentionInput<float> at = p.at.Input();
+  const AttentionInput<T> at = p.at.Input();
   AttentionInput<Dual> in;
   in.shape = at.shape;
   in.mask = at.mask;
@@ -123,7 +132,7 @@ Results<double> RunReference(const Directed& p) {
   const auto result = [&](const std::string& name, size_t size) {
     return (results[name] = std::vector<Dual>(size)).data();
   };
-  const auto view = [&](const std::string& name, const Array<float>& like) {
+  const auto view = [&](const std::string& name, const Array<T>& like) {
     return View<Dual>{result(name, like.Elements().size()), strides(like)};
   };
   const size_t lines = p.at.d_lse.size();
@@ -161,7 +170,8 @@ Results<double> RunReference(const Directed& p) {
   return all;
 }
 
-void ExpectNear(const Results<float>& actual, const Results<double>& expected, double tolerance) {
+template <class T>
+void ExpectNear(const Results<T>& actual, const Results<double>& expected, double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
   for (const auto& [name, values] : expected) {
     EXPECT_LE(Difference(actual.at(name), values, 1.0), tolerance) << name;
@@ -195,10 +205,18 @@ std::vector<ProblemOptions> AllOptions() {
 TEST(DerivativesTest, AreThoseOfTheReferenceInEveryInstructionSet) {
   for (const ProblemOptions& options : AllOptions()) {
     SCOPED_TRACE(options);
-    const Directed p = RandomDirected(options);
+    const Directed<float> p = RandomDirected(options);
     const Results<double> expected = RunReference(p);
-    OnEveryTarget([&] { ExpectNear(RunKernel(p), expected, 2e-5); });
+    OnEveryTarget([&] {
+      ExpectNear(RunKernel(p), expected, 2e-5);
+      ExpectNear(RunKernel(InDouble(p)), expected, 1e-13);
+    });
   }
+}
+
+bool IsOwn(const PairFunction& function) {
+  const std::vector<const PairFunction*>& own = PairFunctions();
+  return std::find(own.begin(), own.end(), &function) != own.end();
 }
 
 TEST(DerivativesTest, AreThoseOfTheReferenceForEveryPairFunction) {
@@ -207,13 +225,18 @@ TEST(DerivativesTest, AreThoseOfTheReferenceForEveryPairFunction) {
       {.shape = {2, 2, 1, 21, 33, 9, 5}, .key_lengths = {30, 0}, .key_bias = true, .padded = true},
   };
   for (const PairFunction* function : AllPairFunctions()) {
-    ASSERT_NE(FindDualTable(*function), nullptr) << function->name;
+    ASSERT_NE(FindDualTable<float>(*function), nullptr) << function->name;
+    const bool has_double = FindDualTable<double>(*function) != nullptr;
+    EXPECT_EQ(has_double, IsOwn(*function)) << function->name;
     for (const ProblemOptions& options : all) {
       SCOPED_TRACE(function->name);
       SCOPED_TRACE(options);
-      const Directed p = RandomDirected(options, *function);
+      const Directed<float> p = RandomDirected(options, *function);
       const Results<double> expected = RunReference(p);
-      OnEveryTarget([&] { ExpectNear(RunKernel(p), expected, 1e-4); });
+      OnEveryTarget([&] {
+        ExpectNear(RunKernel(p), expected, 1e-4);
+        if (has_double) ExpectNear(RunKernel(InDouble(p)), expected, 1e-12);
+      });
     }
   }
 }
@@ -225,13 +248,16 @@ TEST(DerivativesTest, AreAccurateForNearTokens) {
   for (const char* const name : {"gaussian", "laplacian"}) {
     SCOPED_TRACE(name);
     const PairFunction& function = FindPairFunction(name);
-    Directed p = {NearTokensProblem(function, options, 64), RandomProblem(function, other)};
+    Directed<float> p = {NearTokensProblem(function, options, 64), RandomProblem(function, other)};
     // Scales the tangents to about the size of the differences of tokens.
     for (Array<float>* tokens : {&p.along.x, &p.along.y}) {
       tokens->ForEach([](float& element) { element /= 64; });
     }
     const Results<double> expected = RunReference(p);
-    OnEveryTarget([&] { ExpectNear(RunKernel(p), expected, 1e-4); });
+    OnEveryTarget([&] {
+      ExpectNear(RunKernel(p), expected, 1e-4);
+      ExpectNear(RunKernel(InDouble(p)), expected, 1e-12);
+    });
   }
 }
 
@@ -243,21 +269,23 @@ TEST(DerivativesTest, DoNotDependOnTheNumberOfWorkers) {
   };
   for (const ProblemOptions& options : all) {
     SCOPED_TRACE(options);
-    const Directed p = RandomDirected(options);
+    const Directed<float> p = RandomDirected(options);
     const Results<float> serial = RunKernel(p);
     for (const int workers : {2, 3, 5}) ExpectSame(RunKernel(p, ThreadExecutor(workers)), serial);
   }
-  const Directed p =
+  const Directed<float> p =
       RandomDirected({.shape = {1, 4, 2, 200, 250, 8, 8}}, FindPairFunction("umbral"));
   ExpectSame(RunKernel(p, ThreadExecutor(3)), RunKernel(p));
+  const Directed<double> wide = InDouble(p);
+  ExpectSame(RunKernel(wide, ThreadExecutor(3)), RunKernel(wide));
 }
 
 // A result does not depend on which other results are requested.
 TEST(DerivativesTest, AreTheSameOneByOne) {
-  const Directed p =
+  const Directed<float> p =
       RandomDirected({.shape = {1, 2, 1, 100, 100, 8, 12}, .right = 0, .key_bias = true});
   const Results<float> all = RunKernel(p);
-  AttentionDerivatives of;
+  AttentionDerivatives<float> of;
   of.input = p.at.Input();
   of.tangent = p.along.Input();
   of.d_o = p.at.d_o.view();
@@ -266,7 +294,7 @@ TEST(DerivativesTest, AreTheSameOneByOne) {
   of.d_lse_tangent = p.along.d_lse.data();
   const auto expect = [&](const std::string& name, const auto& set) {
     std::vector<float> result(all.at(name).size(), kNan);
-    AttentionDerivatives alone = of;
+    AttentionDerivatives<float> alone = of;
     set(alone, result.data());
     DifferentiateAttention(alone, SerialExecutor());
     EXPECT_EQ(result, all.at(name)) << name;
@@ -289,7 +317,7 @@ TEST(DerivativesTest, AreTheSameOneByOne) {
 
 // A missing tangent is treated as 0.
 TEST(DerivativesTest, TreatAbsentTangentsAsZero) {
-  Directed p = RandomDirected({.shape = {1, 2, 1, 60, 70, 8, 12}, .key_bias = true});
+  Directed<float> p = RandomDirected({.shape = {1, 2, 1, 60, 70, 8, 12}, .key_bias = true});
   const auto zeros = [](Array<float>& array) { array.ForEach([](float& x) { x = 0; }); };
   zeros(p.along.x);
   zeros(p.along.y);
@@ -297,7 +325,7 @@ TEST(DerivativesTest, TreatAbsentTangentsAsZero) {
   zeros(p.along.d_o);
   std::fill(p.along.factor.begin(), p.along.factor.end(), 0.0f);
   const Results<float> expected = RunKernel(p);
-  AttentionDerivatives of;
+  AttentionDerivatives<float> of;
   of.input = p.at.Input();
   of.tangent.key_bias = p.along.key_bias.data();
   of.d_o = std::as_const(p.at.d_o).view();

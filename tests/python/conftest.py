@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -183,3 +184,15 @@ def refused(program) -> Callable[..., str]:
         return line
 
     return run
+
+
+@pytest.fixture
+def on_reference(monkeypatch) -> Callable[..., Any]:
+    """Calls a function with the float64 reference instead of the fused kernels."""
+
+    def call(function, *arguments):
+        with monkeypatch.context() as context:
+            context.setenv("GNOMON_FLOAT64", "reference")
+            return function(*arguments)
+
+    return call

@@ -15,7 +15,7 @@ from formulas import (
     values_and_gradients,
 )
 from operator_checks import peak_memory
-from test_derivatives import CALLS, of_call
+from test_derivatives import CALLS, finite, of_call, of_formula
 
 import gnomon
 
@@ -28,18 +28,6 @@ MASKS = {
     "lengths and an empty row": Mask(key_lengths=[53, 0], query_offset=16),
     "starts and offsets": Mask(causal=True, key_starts=[5, 0], query_offset=[15, -3]),
 }
-
-
-@pytest.fixture
-def on_reference(monkeypatch):
-    """Calls a function with the float64 reference instead of the fused kernels."""
-
-    def call(function, *arguments):
-        with monkeypatch.context() as context:
-            context.setenv("GNOMON_FLOAT64", "reference")
-            return function(*arguments)
-
-    return call
 
 
 @pairwise(similarity=list(SIMILARITIES), mask=list(MASKS))
@@ -80,6 +68,8 @@ def test_every_term(name, on_reference):
 def compare(call, inputs, on_reference, tolerance=2e-14):
     expected = on_reference(values_and_gradients, call, inputs)
     assert_near(values_and_gradients(call, inputs), expected, tolerance)
+    expected = on_reference(of_formula, finite(call), inputs)
+    assert_near(of_formula(finite(call), inputs), expected, 10 * tolerance)
 
 
 def test_any_number_of_threads():
@@ -113,6 +103,14 @@ gnomon.attention(q[:, :, :8], k[:, :, :8], v[:, :, :8]).sum().backward()
     step = "gnomon.attention(q, k, v, causal=True).sum().backward()"
     # The scores of all pairs would take 512 MiB.
     assert peak_memory(before, step, 8192) < 40 * 1024
+    before += """
+def differentiate(length):
+    rows = [x.detach()[:, :, :length] for x in (q, k, v)]
+    loss = lambda q: gnomon.attention(q, *rows[1:], causal=True).square().sum()
+    torch.func.jvp(torch.func.grad(loss), (rows[0],), (rows[1],))
+differentiate(8)
+"""
+    assert peak_memory(before, "differentiate(length)", 8192) < 64 * 1024
 
 
 def test_unknown_kernels(monkeypatch):

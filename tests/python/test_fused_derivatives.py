@@ -1,4 +1,4 @@
-"""Forward-mode and second derivatives in float32 for the terms of the fused kernel."""
+"""Forward-mode and second derivatives for the terms of the fused kernels."""
 
 import math
 
@@ -240,29 +240,32 @@ def calls(term, name):
 @pytest.mark.parametrize("scale", [1, 3, 10])
 @pytest.mark.parametrize("name", SIMILARITIES)
 @pytest.mark.parametrize("term", TERMS)
-def test_terms_of_the_fused_kernel(term, name, scale):
-    """Errors in float32 are at most TIMES the errors of the unfused reference."""
+def test_terms_of_the_fused_kernel(term, name, scale, on_reference):
+    """Errors in float32 are at most TIMES the errors of the formula in float32."""
     ours, theirs = calls(term, name)
     inputs = inputs_of(term, scale)
     wide = {n: x.double() for n, x in inputs.items()}
     truth = of_formula(theirs, wide)
-    reference = of_formula(ours, wide)
+    reference, double = on_reference(of_formula, ours, wide), of_formula(ours, wide)
     actual, other = of_formula(ours, inputs), of_formula(theirs, inputs)
     rounded = 0
     for n, expected in truth.items():
         size = max(0.1, float(expected.abs().max()))
         assert float((reference[n] - expected).abs().max()) < 1e-8 * size, n
+        assert float((double[n] - reference[n]).abs().max()) < 1e-9 * size, n
         own, of_plain = (float((x[n] - expected).abs().max()) / size for x in (actual, other))
         assert own <= max(LEAST, TIMES * of_plain), n
         rounded += not torch.equal(actual[n], reference[n].float())
-    # The fused kernel was used: the reference computes in float64, so its results would be equal.
+    # The fused kernels were used: the reference computes in float64, so its results would be equal.
     assert rounded > 2
+    assert not torch.equal(double["o"], reference["o"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("term", TERMS)
-def test_terms_are_the_same_for_any_number_of_threads(term):
+def test_terms_are_the_same_for_any_number_of_threads(term, dtype):
     ours, _ = calls(term, "gaussian")
-    inputs = inputs_of(term, 1)
+    inputs = {n: x.to(dtype) for n, x in inputs_of(term, 1).items()}
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

@@ -11,6 +11,7 @@
 
 #include "core/derivatives.h"
 #include "core/dual_tables.h"
+#include "core/engine.h"
 #include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/executor.h"
@@ -23,16 +24,20 @@ namespace {
 constexpr size_t kGradients = AttentionOperator::kGradients;
 
 // Whether all numbers are finite. Also false if their sum overflows.
-bool IsFinite(const at::Tensor& tensor) { return std::isfinite(tensor.sum().item<float>()); }
+bool IsFinite(const at::Tensor& tensor) { return std::isfinite(tensor.sum().item<double>()); }
+
+template <class T>
+constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;
 
 // The arguments and their tangents as the kernel reads them. Owns the tensors of the tangents.
+template <class T>
 class TangentCall {
  public:
   TangentCall(const OperatorArguments& a, const Tangents& tangents)
       : call_(a), tangents_(tangents) {
-    if (a.function != "dot") of_.function = FindDualTable(call_.function());
+    if (a.function != "dot") of_.function = FindDualTable<T>(call_.function());
     of_.input = call_.input();
-    AttentionInput<float>& tangent = of_.tangent;
+    AttentionInput<T>& tangent = of_.tangent;
     SetTokens("x", a.x, tangent.x);
     SetTokens("y", a.y, tangent.y);
     SetTokens("v", a.v, tangent.v);
@@ -44,25 +49,26 @@ class TangentCall {
     direction_ = TangentOf("bias_parameters");
     if (direction_.defined()) {
       direction_ = direction_.to(a.bias_parameters->scalar_type());
-      tangent.bias.table = Keep(call_.BiasTangent(direction_).contiguous()).const_data_ptr<float>();
+      tangent.bias.table =
+          Keep(call_.BiasTangent(direction_).contiguous()).template const_data_ptr<T>();
     }
     tangent.key_bias = Numbers("key_bias");
     tangent.temperature = Numbers("temperature");
     const at::Tensor queries = TangentOf("relative_query");
     if (queries.defined()) {
-      tangent.relative.query = Rows<float>(Keep(WithRows(queries.to(at::kFloat))));
+      tangent.relative.query = Rows<T>(Keep(WithRows(queries.to(kType<T>))));
     }
     tangent.relative.keys = Numbers("relative_keys");
     tangent.relative.values = Numbers("relative_values");
     const at::Tensor pairs = TangentOf("pair_bias");
     if (!pairs.defined()) return;
-    const at::Tensor& wide = Keep(WithRows(pairs.to(at::kFloat)));
-    tangent.pair_bias = {wide.const_data_ptr<float>(), PairStrides(wide)};
+    const at::Tensor& wide = Keep(WithRows(pairs.to(kType<T>)));
+    tangent.pair_bias = {wide.template const_data_ptr<T>(), PairStrides(wide)};
   }
 
-  AttentionDerivatives& of() { return of_; }
+  AttentionDerivatives<T>& of() { return of_; }
   bool empty() const { return call_.empty(); }
-  Bias<float> BiasGradient(float* table) const { return call_.BiasGradient(table); }
+  Bias<T> BiasGradient(T* table) const { return call_.BiasGradient(table); }
 
   // For offset biases that the operator computes: an uninitialised gradient of their table, and the
   // gradient of the parameters with its tangent.
@@ -85,37 +91,38 @@ class TangentCall {
     return tangents_.empty() ? at::Tensor()
                              : OrUndefined(tangents_.get(IndexOf<OperatorArguments>(name)));
   }
-  void SetTokens(std::string_view name, const at::Tensor& tokens, Tokens& to) {
+  void SetTokens(std::string_view name, const at::Tensor& tokens, TokensOf<T>& to) {
     const at::Tensor tangent = TangentOf(name);
     if (!tangent.defined()) return;
-    to = TokenRows<float>(Keep(WithRows(tangent.to(tokens.scalar_type()))));
+    to = TokenRows<T>(Keep(WithRows(tangent.to(tokens.scalar_type()))));
   }
-  const float* Numbers(std::string_view name) {
+  const T* Numbers(std::string_view name) {
     const at::Tensor tangent = TangentOf(name);
     if (!tangent.defined()) return nullptr;
-    return Keep(tangent.to(at::kFloat).contiguous()).const_data_ptr<float>();
+    return Keep(tangent.to(kType<T>).contiguous()).template const_data_ptr<T>();
   }
   const at::Tensor& Keep(at::Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
 
-  KernelCall<float> call_;
+  KernelCall<T> call_;
   const Tangents& tangents_;
   std::deque<at::Tensor> kept_;
   at::Tensor direction_;  // the tangent of the bias parameters
-  AttentionDerivatives of_;
+  AttentionDerivatives<T> of_;
 };
 
 // The requested gradients, or their tangents.
+template <class T>
 class GradientTensors {
  public:
-  GradientTensors(const OperatorArguments& a, const bool* needed, const TangentCall& call,
-                  AttentionGradient<float>& to)
+  GradientTensors(const OperatorArguments& a, const bool* needed, const TangentCall<T>& call,
+                  AttentionGradient<T>& to)
       : tensors_(EmptyGradients<OperatorArguments, EmptyOnCpu>({}, a, NeededFrom(needed))) {
     if (call.empty()) {
       for (at::Tensor& tensor : tensors_) tensor.zero_();
       return;
     }
     wants_parameters_ = of_("bias_parameters").numel() > 0;
-    SetViews<float>(of_, call.BiasGradient(MutableData<float>(of_("bias"))), rows_, to);
+    SetViews<T>(of_, call.BiasGradient(MutableData<T>(of_("bias"))), rows_, to);
   }
 
   bool wants_parameters() const { return wants_parameters_; }
@@ -137,25 +144,23 @@ class GradientTensors {
 
   std::vector<at::Tensor> tensors_;
   NamedGradients<OperatorArguments> of_{tensors_};
-  WideRows<float> rows_{of_};
+  WideRows<T> rows_{of_};
   bool wants_parameters_ = false;
 };
 
+template <class T>
 bool HasTable(std::string_view name) {
   bool has_table = name == "dot";
-  if (!has_table) Translate([&] { has_table = FindDualTable(FindPairFunction(name)) != nullptr; });
+  if (!has_table) {
+    Translate([&] { has_table = FindDualTable<T>(FindPairFunction(name)) != nullptr; });
+  }
   return has_table;
 }
 
-}  // namespace
-
-bool HasFusedDerivatives(const OperatorArguments& a) {
-  return HasTable(a.function) && a.x.scalar_type() != at::kDouble && !a.relative_queries;
-}
-
-std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,
-                                                      const Tangents& tangents) {
-  TangentCall call(a, tangents);
+template <class T>
+std::optional<AttentionOperator::JvpOutputs> Jvp(const OperatorArguments& a,
+                                                 const Tangents& tangents) {
+  TangentCall<T> call(a, tangents);
   AttentionOperator::JvpOutputs outputs = EmptyJvpOutputs<OperatorArguments, EmptyOnCpu>(a);
   auto& [o, lse, statistics, o_tangent, lse_tangent] = outputs;
   if (call.empty()) {
@@ -165,40 +170,42 @@ std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a
     lse_tangent.zero_();
     return outputs;
   }
-  AttentionDerivatives& of = call.of();
-  of.output = {MutableRows<float>(o), MutableData<float>(lse), MutableData<float>(statistics)};
-  of.o_tangent = MutableRows<float>(o_tangent);
-  of.lse_tangent = MutableData<float>(lse_tangent);
+  AttentionDerivatives<T>& of = call.of();
+  of.output = {MutableRows<T>(o), MutableData<T>(lse), MutableData<T>(statistics)};
+  of.o_tangent = MutableRows<T>(o_tangent);
+  of.lse_tangent = MutableData<T>(lse_tangent);
   call.Run();
   if (!IsFinite(o) || !IsFinite(o_tangent) || !IsFinite(lse_tangent)) return std::nullopt;
   return outputs;
 }
 
-std::optional<std::vector<at::Tensor>> FusedBackwardJvp(
-    const Cotangents& cotangents, const OperatorArguments& a, const Tangents& tangents,
-    const AttentionOperator::BothNeeded& needed) {
-  TangentCall call(a, tangents);
-  AttentionDerivatives& of = call.of();
+template <class T>
+std::optional<std::vector<at::Tensor>> BackwardJvp(const Cotangents& cotangents,
+                                                   const OperatorArguments& a,
+                                                   const Tangents& tangents,
+                                                   const AttentionOperator::BothNeeded& needed) {
+  TangentCall<T> call(a, tangents);
+  AttentionDerivatives<T>& of = call.of();
   std::vector<at::Tensor> results = EmptyOutputTangents(a, needed.back());
   for (at::Tensor& result : results) {
     if (call.empty()) result.zero_();
   }
-  of.o_tangent = MutableRows<float>(results[0]);
-  of.lse_tangent = MutableData<float>(results[1]);
+  of.o_tangent = MutableRows<T>(results[0]);
+  of.lse_tangent = MutableData<T>(results[1]);
   const auto wide = [](const OptionalTensor& tensor) {
-    return tensor ? tensor->to(at::kFloat) : at::Tensor();
+    return tensor ? tensor->to(kType<T>) : at::Tensor();
   };
   const at::Tensor d_o = WithRows(wide(cotangents.d_o));
   at::Tensor d_o_tangent = wide(cotangents.d_o_tangent);
   if (d_o_tangent.defined()) d_o_tangent = WithRows(d_o_tangent);
   const at::Tensor d_lse = Contiguous(AsOptional(wide(cotangents.d_lse)));
   const at::Tensor d_lse_tangent = Contiguous(AsOptional(wide(cotangents.d_lse_tangent)));
-  of.d_o = Rows<float>(d_o);
-  if (d_o_tangent.defined()) of.d_o_tangent = Rows<float>(d_o_tangent);
-  of.d_lse = Data<float>(d_lse);
-  of.d_lse_tangent = Data<float>(d_lse_tangent);
-  GradientTensors gradients(a, needed.data(), call, of.gradient);
-  GradientTensors gradient_tangents(a, needed.data() + kGradients, call, of.gradient_tangent);
+  of.d_o = Rows<T>(d_o);
+  if (d_o_tangent.defined()) of.d_o_tangent = Rows<T>(d_o_tangent);
+  of.d_lse = Data<T>(d_lse);
+  of.d_lse_tangent = Data<T>(d_lse_tangent);
+  GradientTensors<T> gradients(a, needed.data(), call, of.gradient);
+  GradientTensors<T> gradient_tangents(a, needed.data() + kGradients, call, of.gradient_tangent);
   at::Tensor d_table;
   at::Tensor d_table_tangent;
   const bool wants_table =
@@ -206,8 +213,8 @@ std::optional<std::vector<at::Tensor>> FusedBackwardJvp(
   if (wants_table) {
     d_table = call.EmptyTable();
     d_table_tangent = call.EmptyTable();
-    of.gradient.bias = call.BiasGradient(MutableData<float>(d_table));
-    of.gradient_tangent.bias = call.BiasGradient(MutableData<float>(d_table_tangent));
+    of.gradient.bias = call.BiasGradient(MutableData<T>(d_table));
+    of.gradient_tangent.bias = call.BiasGradient(MutableData<T>(d_table_tangent));
   }
   if (!call.empty()) call.Run();
   if (wants_table && gradients.wants_parameters()) {
@@ -222,6 +229,29 @@ std::optional<std::vector<at::Tensor>> FusedBackwardJvp(
     if (!IsFinite(result)) return std::nullopt;
   }
   return results;
+}
+
+bool IsDouble(const OperatorArguments& a) { return a.x.scalar_type() == at::kDouble; }
+
+}  // namespace
+
+bool HasFusedDerivatives(const OperatorArguments& a) {
+  if (a.relative_queries) return false;
+  if (!IsDouble(a)) return HasTable<float>(a.function);
+  bool uses_reference = false;
+  Translate([&] { uses_reference = DoublesUseReference(); });
+  return !uses_reference && HasTable<double>(a.function);
+}
+
+std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,
+                                                      const Tangents& tangents) {
+  return (IsDouble(a) ? Jvp<double> : Jvp<float>)(a, tangents);
+}
+
+std::optional<std::vector<at::Tensor>> FusedBackwardJvp(
+    const Cotangents& cotangents, const OperatorArguments& a, const Tangents& tangents,
+    const AttentionOperator::BothNeeded& needed) {
+  return (IsDouble(a) ? BackwardJvp<double> : BackwardJvp<float>)(cotangents, a, tangents, needed);
 }
 
 }  // namespace gnomon

@@ -13,7 +13,7 @@
 namespace gnomon {
 
 // Whether the kernel supports a call: its pair function must be dot or have a table of dual
-// functions, its tokens must have at most float32 precision, and it must not have relative queries.
+// functions, and it must not have relative queries. GNOMON_FLOAT64 disables the kernel for doubles.
 bool HasFusedDerivatives(const OperatorArguments& a);
 
 // The results of the operators attention_jvp and attention_backward_jvp (argument_list.h); nullopt
