@@ -514,7 +514,7 @@ class ContentBias(Position):
         query: (B, H, Lq, Dr), the vectors r_i.
         table: (2 extent - 1, Dr), or (extent, Dr) for the past only, which requires a causal mask;
             or (H, n, Dr), with either number of rows n, for one table per head.
-        extent: offset of the table's last row, plus 1.
+        extent: smallest distance at which nothing is added.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)
@@ -598,7 +598,7 @@ class Relative(Position):
     Args:
         table: (2 max_offset + 1, D), or (max_offset + 1, D) for the past only, which requires a
             causal mask; or (H, n, D), with either number of rows n, for one table per head.
-        max_offset: offset of the table's last row.
+        max_offset: largest distance with a row of its own.
         far: for offsets beyond max_offset, "clip" uses the nearest row (Shaw et al.), and "zero"
             adds nothing (Huang et al.).
         values: (n, Dv) with as many rows as the table, or (H, n, Dv); the row for the pair's offset

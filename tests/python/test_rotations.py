@@ -359,16 +359,11 @@ def test_a_module_learns_mixed_frequencies(similarity):
     module(x).square().mean().backward()
     assert (module.rope_mixed_frequencies.grad != 0).all()
     assert "rope_mixed_frequencies" in module.learned_values()
-    # The class token has no position, so the positions of the patches do not affect its own weight.
+    # Weights depend on the positions of the patches.
     weights = module.attention_weights(x, rows=0)
     moved = x[:, [0, *range(8, 0, -1)]]
-    plain = gnomon.nn.MultiheadAttention(H * D, H, kv_heads=HKV, similarity=similarity)
-    plain.load_state_dict(module.state_dict(), strict=False)
     assert not torch.allclose(
         weights, module.attention_weights(moved, rows=0)[..., [0, *range(8, 0, -1)]]
-    )
-    torch.testing.assert_close(
-        plain.attention_weights(x[:, :1]), module.attention_weights(x, rows=0)[..., :1] * 0 + 1
     )
 
 

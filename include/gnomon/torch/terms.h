@@ -370,7 +370,7 @@ Position AbsoluteKeys(torch::Tensor table, std::optional<double> scale = std::nu
 // query: (B, H, Lq, Dr), the vectors r_i.
 // table: (2 extent - 1, Dr), or (extent, Dr) for the past only, which requires a causal mask; or
 //   (H, n, Dr), with either number of rows n, for one table per head.
-// extent: offset of the table's last row, plus 1.
+// extent: smallest distance at which nothing is added.
 Position ContentBias(torch::Tensor query, torch::Tensor table, int64_t extent = 1024);
 
 // Disentangled attention: adds (q_i.K[r] + k_j.Q[r]) scale to the score, where r =
@@ -407,7 +407,7 @@ Position Disentangled(torch::Tensor keys, torch::Tensor queries, int64_t max_dis
 //
 // table: (2 max_offset + 1, D), or (max_offset + 1, D) for the past only, which requires a causal
 //   mask; or (H, n, D), with either number of rows n, for one table per head.
-// max_offset: offset of the table's last row.
+// max_offset: largest distance with a row of its own.
 // far: for offsets beyond max_offset, "clip" uses the nearest row (Shaw et al.), and "zero" adds
 //   nothing (Huang et al.).
 // values: (n, Dv) with as many rows as the table, or (H, n, Dv); the row for the pair's offset is

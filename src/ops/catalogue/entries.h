@@ -73,8 +73,7 @@ struct SimilarityEntry {
   // The required number of columns of tokens; 0 means any number.
   int64_t columns = 0;
 
-  // The parameter that multiplies the scores of each head, "gamma" or "beta"; null if there is
-  // none.
+  // The parameter that multiplies the scores of each head, such as "gamma"; null if there is none.
   const Parameter* head_parameter() const;
   // The other per-head parameters, in order.
   std::vector<const Parameter*> other_head_parameters() const;

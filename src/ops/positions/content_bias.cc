@@ -69,7 +69,7 @@ const RegisterPosition content_bias({
                     "causal mask; or (H, n, Dr), with either number of rows n, for one table per "
                     "head"),
          Integer("extent", "1024")
-             .Means("offset of the table's last row, plus 1")
+             .Means("smallest distance at which nothing is added")
              .AtLeast(1)
              .AtMost(1 << 30),
          Integer("columns", "16").Means("row size of a module's table").AtLeast(1).NoArgument(),

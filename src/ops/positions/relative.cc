@@ -116,7 +116,7 @@ const RegisterPosition relative({
                     "requires a causal mask; or (H, n, D), with either number of rows n, for one "
                     "table per head"),
          Integer("max_offset", "128")
-             .Means("offset of the table's last row")
+             .Means("largest distance with a row of its own")
              .AtLeast(0)
              .AtMost((1 << 30) - 1)
              .Required(),
