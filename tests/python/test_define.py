@@ -9,7 +9,6 @@ import os
 import pathlib
 import random
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -431,7 +430,7 @@ def test_a_similarity_of_a_formula(tmp_path):
     found = set()
     for change in ({}, {"PATH": "/nowhere"}):
         done = subprocess.run(
-            [sys.executable, "checks.py"],
+            [os.environ["GNOMON_PYTHON"], "checks.py"],
             cwd=tmp_path,
             env=environment | change,
             capture_output=True,
