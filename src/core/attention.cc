@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -201,13 +199,6 @@ const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
   return products < kLeastProducts ? SerialExecutor() : executor;
 }
 
-// Returns the engine's table for doubles, or null if the reference computes the call.
-const PairTableOf<double>* DoubleTableOf(const PairFunction& function) {
-  if (DoublesUseReference()) return nullptr;
-  ChooseTargetOnce();
-  return FindDoubleTable(function);
-}
-
 // Runs a pass of the CPU engine or of the reference, and logs it if GNOMON_LOG is "calls".
 template <class T, class Pass>
 void RunLogged(const char* operation, const PairFunction& function, const AttentionInput<T>& in,
@@ -238,14 +229,6 @@ void RunLogged(const char* operation, const PairFunction& function, const Attent
 
 void CountPairs(PairCount* count) { pair_count = count; }
 
-bool DoublesUseReference() {
-  const char* const value = std::getenv("GNOMON_FLOAT64");
-  if (value == nullptr || *value == '\0') return false;
-  if (std::string_view(value) == "reference") return true;
-  throw Error("attention: GNOMON_FLOAT64 is '" + std::string(value) +
-              "'; expected reference or an empty value");
-}
-
 void AttentionForward(const PairFunction& function, const AttentionInput<float>& input,
                       const AttentionOutput<float>& output, const Executor& executor) {
   CheckForward(function, input, output);
@@ -257,7 +240,7 @@ void AttentionForward(const PairFunction& function, const AttentionInput<float>&
 void AttentionForward(const PairFunction& function, const AttentionInput<double>& input,
                       const AttentionOutput<double>& output, const Executor& executor) {
   CheckForward(function, input, output);
-  if (const PairTableOf<double>* const table = DoubleTableOf(function)) {
+  if (const PairTableOf<double>* const table = FindDoubleTable(function)) {
     return RunLogged("forward", function, input, [&] {
       EngineForward(*table, input, output, ExecutorFor(input.shape, executor));
     });
@@ -282,7 +265,7 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<double
                        const AttentionBackwardInput<double>& saved,
                        const AttentionGradient<double>& gradient, const Executor& executor) {
   CheckBackward(function, input, saved, gradient);
-  if (const PairTableOf<double>* const table = DoubleTableOf(function)) {
+  if (const PairTableOf<double>* const table = FindDoubleTable(function)) {
     const Executor& workers = ExecutorFor(input.shape, executor);
     const auto forward = [table](const AttentionInput<double>& in,
                                  const AttentionOutput<double>& out,

@@ -68,20 +68,34 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/dual_tables.h"
 #include "core/engine.h"
+#include "core/targets.h"
 
 namespace gnomon {
 namespace {
 
 HWY_EXPORT(Table);
 
+bool UsesReference() {
+  const char* const value = std::getenv("GNOMON_FLOAT64");
+  if (value == nullptr || *value == '\0') return false;
+  if (std::string_view(value) == "reference") return true;
+  throw Error("attention: GNOMON_FLOAT64 is '" + std::string(value) +
+              "'; expected reference or an empty value");
+}
+
 }  // namespace
 
 template <>
 const DualTableOf<double>* FindDualTable(const PairFunction& function) {
+  if (UsesReference()) return nullptr;
+  ChooseTargetOnce();
   const std::vector<const PairFunction*>& own = PairFunctions();
   const auto found = std::find(own.begin(), own.end(), &function);
   if (found == own.end()) return nullptr;

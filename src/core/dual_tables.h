@@ -13,8 +13,9 @@ using GetDualTable = const DualTable& (*)();
 // Always returns true, so that the initializer of a static variable can call it at load time.
 bool AddDualTable(const PairFunction& function, GetDualTable get);
 
-// Returns null if there is no table. Pair functions that are not part of the library have none for
-// doubles.
+// Returns null if there is no table. For doubles, pair functions that are not part of the library
+// have none. The environment variable GNOMON_FLOAT64 can also exclude the tables for doubles, so
+// that tests can use the reference; Error is thrown if its value is invalid.
 template <class T>
 const DualTableOf<T>* FindDualTable(const PairFunction& function);
 template <>

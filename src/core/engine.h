@@ -21,11 +21,8 @@ void EngineForward(const PairTableOf<double>& table, const AttentionInput<double
 void EngineBackward(const PairTableOf<double>& table, const AttentionInput<double>& in,
                     const AttentionBackwardInput<double>& saved,
                     const AttentionGradient<double>& gradient, const Executor& executor);
-// Returns null for pair functions that are not part of the library.
+// Returns null if the reference computes the call (see FindDualTable).
 const PairTableOf<double>* FindDoubleTable(const PairFunction& function);
-// Whether the environment variable GNOMON_FLOAT64 selects the reference for doubles, so that tests
-// can compare the two. Throws Error if its value is invalid.
-bool DoublesUseReference();
 void EngineGraphForward(const PairTable& table, const GraphInput<float>& in,
                         const GraphOutput<float>& out, const Executor& executor);
 void EngineGraphBackward(const PairTable& table, const GraphInput<float>& in,

@@ -32,7 +32,8 @@ SECONDS = 300
 
 
 def gnomon(*arguments: object, cwd: pathlib.Path, **environment: str):
-    forks = not any(name.startswith(warm_python.EARLY) for name in environment)
+    chosen = "GNOMON_PROGRAM" in os.environ
+    forks = not chosen and not any(name.startswith(warm_python.EARLY) for name in environment)
     start = [os.environ["GNOMON_PYTHON"], "-m", "gnomon"] if forks else [PROGRAM]
     return subprocess.run(
         [*start, *map(str, arguments)],

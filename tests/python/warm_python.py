@@ -2,9 +2,9 @@
 
 Importing PyTorch takes seconds. `install` writes a program that can be used like `python`: it asks
 a server to run its arguments, and the server, which has imported gnomon, forks. The first use
-starts the server, and it exits with the test session. What a forked process cannot take over goes
-to the real interpreter: other options than -m and -c, closed standard streams, and limits or
-environment variables that differ from those of the session and are read while libraries load.
+starts the server, which exits when the test session ends. The real interpreter runs what a forked
+process cannot imitate: options other than -m and -c, closed standard streams, limits that differ
+from the session's, and environment variables that take effect while libraries load.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import pathlib
 import resource
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 
 #: Prefixes of the environment variables that are read while libraries load.
@@ -37,33 +37,34 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def install(folder: str) -> str:
-    """Writes the program into a folder and returns its path."""
+    """Writes the program into a folder and returns its path. Linux only; elsewhere, returns the
+    real interpreter."""
+    if sys.platform != "linux":
+        return sys.executable
     state = {"settings": settings(), "session": os.getpid(), "python": sys.executable}
     pathlib.Path(folder, "state.json").write_text(json.dumps(state))
     program = pathlib.Path(folder, "python")
     program.write_text(
-        f"#!{sys.executable} -IS\n"
-        f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"
-        f"import warm_python; warm_python.main({folder!r})\n"
+        # A path with spaces, or a long one, cannot follow #!.
+        f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", __file__, "run", folder])} "$@"\n'
     )
     program.chmod(0o755)
     return str(program)
 
 
 def settings() -> list:
-    """What a forked process has from the server and not from its caller."""
+    """The settings that a forked process inherits from the server instead of its caller."""
     early = {k: v for k, v in os.environ.items() if k.startswith(EARLY) and k != THREADS}
-    limits = [resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n[:7] == "RLIMIT_"]
+    kinds = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+    limits = [list(resource.getrlimit(kind)) for kind in kinds]
     mask = os.umask(0)
     os.umask(mask)
-    state = [early, limits, mask, sorted(os.sched_getaffinity(0)), os.geteuid()]
-    return json.loads(json.dumps(state))
+    return [early, limits, mask, sorted(os.sched_getaffinity(0)), os.geteuid()]
 
 
-def main(folder: str) -> None:
-    """Runs the arguments of this process as Python would, and exits as they do."""
+def main(folder: str, words: list[str]) -> None:
+    """Runs `python WORDS`, and exits as it does."""
     state = json.loads(pathlib.Path(folder, "state.json").read_text())
-    words = sys.argv[1:]
     try:
         streams = [os.dup(n) for n in range(3)]
         here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -87,9 +88,15 @@ def main(folder: str) -> None:
         os._exit(255)
     code = int.from_bytes(answer, "little", signed=True)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
+        die(-code)
     os._exit(code)
+
+
+def die(number: int) -> None:
+    """Ends this process by a signal."""
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 
 def connect(folder: str, python: str) -> socket.socket:
@@ -104,11 +111,11 @@ def connect(folder: str, python: str) -> socket.socket:
             except OSError:
                 server.close()
             ready = subprocess.run(
-                [python, __file__, folder],
+                [python, __file__, "serve", folder],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             if ready.returncode != 0:
-                sys.exit(f"{python} {__file__} {folder} failed")
+                sys.exit(f"{python} {__file__} serve {folder} failed")
 
 
 def serve(folder: str) -> None:
@@ -214,11 +221,13 @@ def run(words: list[str], environment: dict[str, str], descriptors: array.array)
         except (OSError, ValueError):
             code = code or 120  # as Python does
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-        time.sleep(60)
+        die(-code)
     os._exit(code & 255)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    command, folder, *words = sys.argv[1:]
+    if command == "serve":
+        serve(folder)
+    else:
+        main(folder, words)

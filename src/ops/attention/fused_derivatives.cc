@@ -11,7 +11,6 @@
 
 #include "core/derivatives.h"
 #include "core/dual_tables.h"
-#include "core/engine.h"
 #include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/executor.h"
@@ -150,10 +149,8 @@ class GradientTensors {
 
 template <class T>
 bool HasTable(std::string_view name) {
-  bool has_table = name == "dot";
-  if (!has_table) {
-    Translate([&] { has_table = FindDualTable<T>(FindPairFunction(name)) != nullptr; });
-  }
+  bool has_table = false;
+  Translate([&] { has_table = FindDualTable<T>(FindPairFunction(name)) != nullptr; });
   return has_table;
 }
 
@@ -236,11 +233,7 @@ bool IsDouble(const OperatorArguments& a) { return a.x.scalar_type() == at::kDou
 }  // namespace
 
 bool HasFusedDerivatives(const OperatorArguments& a) {
-  if (a.relative_queries) return false;
-  if (!IsDouble(a)) return HasTable<float>(a.function);
-  bool uses_reference = false;
-  Translate([&] { uses_reference = DoublesUseReference(); });
-  return !uses_reference && HasTable<double>(a.function);
+  return !a.relative_queries && (IsDouble(a) ? HasTable<double> : HasTable<float>)(a.function);
 }
 
 std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,
