@@ -88,6 +88,10 @@ install: build ## install for C and C++: headers, libraries, program (PREFIX=/us
 wheel: .venv/.setup-dev ## build the wheels in dist/ for several PyTorch releases (an hour)
 	@JOBS=$(JOBS) scripts/wheel $(RELEASES)
 
+.PHONY: wheel-arm
+wheel-arm: .venv/.setup-dev build-arm/.setup ## build the wheels for 64-bit Arm with a cross compiler
+	@JOBS=$(JOBS) scripts/wheel --arm $(RELEASES)
+
 .PHONY: demo
 demo: build ## compare positions and similarities on text (DATA=file or folder); writes to runs/
 	@$(BIN)/python -m gnomon.demo $${DATA:+"$$DATA"}
