@@ -165,7 +165,7 @@ STUDY = Study(
             why=(
                 "At 40 symbols, both models have the same mean accuracy in sorting (0.84) and in "
                 "bucket sort (0.99). At longer lengths, the accuracy with sinusoids varies more "
-                "between seeds. In bucket sort at 500 symbols, it is 0.79 to 0.97 with sinusoids; "
+                "between seeds. On bucket sort with 500 symbols, it is 0.79 to 0.97 with sinusoids; "
                 "without positions, it is 0.99 for every seed. At 40 symbols, copying and "
                 "reversing are hardly learned without positions (mean accuracy at most 0.18) and "
                 "partly learned with sinusoids (at most 0.54). At longer lengths, both models are "
@@ -177,11 +177,11 @@ STUDY = Study(
             contrasts("dot/alibi", "dot/rope"),
             why=(
                 "At 40 symbols, both models learn to copy and to sort, and at longer lengths ALiBi "
-                "loses less accuracy. In copying at 500 symbols, ALiBi has an accuracy of 0.27 for "
+                "loses less accuracy. When copying 500 symbols, ALiBi has an accuracy of 0.27 for "
                 "two seeds; for the third seed, it is near chance (0.03), as is RoPE for all "
                 "seeds. When reversing 40 symbols, RoPE has a higher mean accuracy: 0.98, compared "
-                "with 0.54 for ALiBi. When reversing 100 symbols, RoPE has no such advantage. In "
-                "bucket sort at 500 symbols, ALiBi has a lower mean accuracy: 0.50, compared with "
+                "with 0.54 for ALiBi. When reversing 100 symbols, RoPE has no such advantage. On "
+                "bucket sort with 500 symbols, ALiBi has a lower mean accuracy: 0.50, compared with "
                 "0.88 for RoPE. With either position, the model learns recall for the same two of "
                 "three seeds. At 120 symbols, ALiBi has a higher accuracy than RoPE for both seeds."
             ),
@@ -208,7 +208,7 @@ STUDY = Study(
                 "positions. RoPE with random positions loses less accuracy at longer lengths: at "
                 "100 symbols, its mean accuracy is higher by 0.15 in copying and by 0.10 in "
                 "reversing. At 500 symbols, the accuracies in both problems are near chance (0.03) "
-                "with and without random positions. In bucket sort at 500 symbols, random "
+                "with and without random positions. On bucket sort with 500 symbols, random "
                 "positions lower RoPE's mean accuracy and raise that of sinusoids to 0.99."
             ),
         ),
@@ -222,8 +222,8 @@ STUDY = Study(
                 "chance in these two problems. In sorting, all three models have similar "
                 "accuracies at 40 and 100 symbols; at 500 symbols, random positions have lower "
                 "mean accuracies. In bucket sort, sinusoids with random positions are as accurate "
-                "as the model without positions. With random positions, RoPE's accuracy in bucket "
-                "sort at 500 symbols is 0.64 to 0.91, depending on the seed."
+                "as the model without positions. With random positions, RoPE's accuracy on bucket "
+                "sort with 500 symbols is 0.64 to 0.91, depending on the seed."
             ),
         ),
         Claim(
@@ -232,8 +232,8 @@ STUDY = Study(
             at_random("dot/alibi"),
             why=(
                 "In reversing and bucket sort, random positions have a higher mean accuracy in "
-                "most rows. ALiBi has a higher mean accuracy in copying at 100 symbols and in "
-                "sorting at 500 symbols. When copying 500 symbols, the models with random "
+                "most rows. ALiBi has a higher mean accuracy when copying 100 symbols and when "
+                "sorting 500 symbols. When copying 500 symbols, the models with random "
                 "positions are near chance (mean accuracies of 0.08 for RoPE and 0.05 for "
                 "sinusoids), and so is ALiBi for one of three seeds. When copying 40 symbols, "
                 "ALiBi has a mean accuracy of 0.98, compared with 0.83 for RoPE with random "

@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block whose normalised tokens are scaled and shifted by the times (adaLN)."""
+    """A transformer block that scales and shifts normalised tokens by functions of time (adaLN)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ struct ContentCall {
   std::optional<int64_t> farthest;
 };
 
-// tensors: the entry's tensors in its order. Throws c10::ValueError.
+// tensors: the entry's tensors, in the entry's order. Throws c10::ValueError.
 using ContentFunction = ContentTerm (*)(const Component& component,
                                         const std::vector<at::Tensor>& tensors,
                                         const ContentCall& call);

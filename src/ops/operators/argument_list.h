@@ -97,8 +97,8 @@ struct AxisLetters {
 };
 
 // The axis with a given letter, counted from the end (-1 is the last), in a tensor with `axes`
-// axes; nullopt if there is none. Uses the form with this number of axes. If there is none, uses
-// the first form, of which a tensor with fewer axes has the trailing ones.
+// axes; nullopt if there is none. Uses the form with this number of axes; if there is
+// none, uses the trailing axes of the first form.
 constexpr std::optional<int64_t> AxisOf(std::string_view forms, char letter, int64_t axes) {
   constexpr std::string_view kOr = " or ";
   const AxisLetters first(forms);

@@ -48,10 +48,10 @@ void RegisterDefinition(const char* name, const char* class_name) {
     if constexpr (requires { Definition::kDetails; }) text.details = Definition::kDetails;
     if constexpr (requires { Definition::kHeads; }) {
       static_assert(std::size(Definition::kHeads) == Definition::kHeadScalars,
-                    "kHeads are the names of the per-head scalars");
+                    "kHeads must have one name for each per-head scalar");
       text.heads.assign(std::begin(Definition::kHeads), std::end(Definition::kHeads));
     } else {
-      static_assert(Definition::kHeadScalars == 0, "per-head scalars need names, kHeads");
+      static_assert(Definition::kHeadScalars == 0, "kHeads must name the per-head scalars");
     }
     RegisterDefinitionText(text);
   }

@@ -179,7 +179,7 @@ def draw_rotation(options: argparse.Namespace) -> Picture:
     right.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="from 0 to k", fontsize=10)
     right.set_title("(cos, sin) of p = 0 ... 23", fontsize=11)
     figure.suptitle(
-        f"$P(p + k) = T_k P(p)$: a rotation of each pair, equal for all p (largest error "
+        f"$P(p + k) = T_k P(p)$: a rotation of each pair, the same for all p (largest error "
         f"{error:.0e})",
         fontsize=12,
     )
