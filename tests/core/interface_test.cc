@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/dual_tables.h"
 #include "core/engine.h"
 #include "core/peak.h"
 #include "core/random_problem.h"
@@ -310,6 +311,19 @@ TEST_F(FirstChoiceTest, IsTheCallers) {
 TEST_F(FirstChoiceTest, IsThatOfTheEnvironment) {
   setenv("GNOMON_TARGET", Targets().back().c_str(), 1);
   EXPECT_EXIT(ExitIfTargetIs(Targets().back()), ::testing::ExitedWithCode(0), "");
+}
+
+// A table for derivatives may be looked up before any other call.
+TEST_F(FirstChoiceTest, IsMadeBeforeATableIsFound) {
+  setenv("GNOMON_TARGET", Targets().back().c_str(), 1);
+  const auto find = [](const auto& find_table) {
+    const PairFunction& gaussian = FindPairFunction("gaussian");
+    const auto* first = find_table(gaussian);
+    const bool is_same = CurrentTarget() == Targets().back() && find_table(gaussian) == first;
+    std::exit(first != nullptr && is_same ? 0 : 1);
+  };
+  EXPECT_EXIT(find(FindDualTable<float>), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(find(FindDualTable<double>), ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(FirstChoiceTest, OfTheEnvironmentMustExist) {
