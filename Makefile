@@ -23,6 +23,9 @@ PREFIX ?= /usr/local
 # ON compiles the kernels only for this machine's instruction set. OFF compiles them for all, which a
 # build for other machines needs.
 NATIVE ?= ON
+# ON compiles the operators and the lab without optimization: `make test` ends sooner, and short calls
+# are slower. The kernels are always optimized.
+QUICK ?= OFF
 
 configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(NINJA)"
 ctest = $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
@@ -60,13 +63,14 @@ setup: .venv/.setup ## install missing system packages, create .venv, install Py
 	@scripts/setup dev
 	@touch $@
 
-# A change of NATIVE triggers the configuration again.
-ifneq ($(NATIVE),$(shell sed -n 's/^GNOMON_NATIVE:BOOL=//p' build/CMakeCache.txt 2>/dev/null))
+# A change of NATIVE or QUICK triggers the configuration again.
+cached = $(shell sed -n 's/^GNOMON_$(1):BOOL=//p' build/CMakeCache.txt 2>/dev/null)
+ifneq ($(NATIVE) $(QUICK),$(call cached,NATIVE) $(call cached,QUICK))
 build/build.ninja: FORCE
 endif
 
 build/build.ninja: .venv/.setup
-	$(configure) -B build -DGNOMON_NATIVE=$(NATIVE)
+	$(configure) -B build -DGNOMON_NATIVE=$(NATIVE) -DGNOMON_QUICK=$(QUICK)
 	@touch $@
 
 .PHONY: build
