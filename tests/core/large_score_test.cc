@@ -104,19 +104,19 @@ TEST_P(LargeScoreTest, WeightsAreTheSameInBothDirections) {
 // bfloat16.
 TEST_P(LargeScoreTest, WeightsAddUpToOne) {
   const ProblemOptions all[] = {
-      {.shape = {1, 1, 1, 8, 700, 9, 700}},
-      {.shape = {1, 6, 2, 3, 700, 16, 700}, .query_offset = 699},
+      {.shape = {1, 1, 1, 8, 400, 9, 400}},
+      {.shape = {1, 6, 2, 3, 400, 16, 400}, .query_offset = 399},
       {.shape = {1, 2, 1, 300, 300, 24, 300}, .right = 0},
       {.shape = {1, 2, 1, 300, 300, 24, 300},
        .right = 0,
        .type = TokenType::kBFloat16,
        .value_type = TokenType::kBFloat16},
-      {.shape = {1, 2, 1, 5, 700, 33, 700},
+      {.shape = {1, 2, 1, 5, 400, 33, 400},
        .type = TokenType::kBFloat16,
        .value_type = TokenType::kBFloat16},
   };
   for (const ProblemOptions& options : all) {
-    for (const float scale : {1.0f, 1e3f, 1e6f}) {
+    for (const float scale : {1.0f, 1e6f}) {
       std::ostringstream description;
       description << options << " factor " << scale;
       SCOPED_TRACE(description.str());

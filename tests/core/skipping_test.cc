@@ -271,8 +271,8 @@ std::vector<SkippingCase> SkippingCases() {
       {"BiasAndKeyBias", {.shape = square, .bias = kShared, .key_bias = true}},
       {"Temperature", {.shape = square, .right = 0, .bias = kShared, .temperature = true}},
       {"FewQueries",
-       {.shape = {1, 2, 1, 9, 3000, 8, 3000}, .right = 0, .query_offset = 2991, .bias = kShared},
-       0.1f},
+       {.shape = {1, 2, 1, 9, 1500, 8, 1500}, .right = 0, .query_offset = 1491, .bias = kShared},
+       0.2f},
   };
 }
 
@@ -300,7 +300,16 @@ Problem<float> SkippingProblem(const PairFunction& f, const SkippingCase& c) {
 }
 
 TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
-  for (const SkippingCase& c : SkippingCases()) {
+  // The dot product and penumbral cones have all cases. Every other function has a third of them,
+  // which depends on its index.
+  const std::vector<SkippingCase> cases = SkippingCases();
+  const std::vector<const PairFunction*> functions = BoundedFunctions();
+  const std::string_view name = function().name;
+  const size_t step = name == "dot" || name == "penumbral" ? 1 : 3;
+  const auto index =
+      static_cast<size_t>(std::ranges::find(functions, &function()) - functions.begin());
+  for (size_t n = index % step; n < cases.size(); n += step) {
+    const SkippingCase& c = cases[n];
     SCOPED_TRACE(c.name);
     Problem<float> p = SkippingProblem(function(), c);
     SetUnitVectors(p);

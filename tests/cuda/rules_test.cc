@@ -181,8 +181,13 @@ void ExpectOnlySeeingRowsChange(const PairFunction& function, const Spoil& spoil
   size_t n = 0;
   for (const ProblemOptions& options : all) {
     ++n;
+    // With functions other than these, a third of the options, which depends on the function.
+    const std::string_view name = function.name;
+    if (!TestsAllForms() && name != "dot" && name != "penumbral" && (n + name.size()) % 3 != 0) {
+      continue;
+    }
     SCOPED_TRACE(::testing::PrintToString(n));
-    const Element element = kElements[n % 3];
+    const Element element = kElements[n / 3 % 3];
     Problem<float> p = ProblemOf(function, options, element);
     // The offset bias hides keys 1, 2 and 3 positions after the query, and the poisoned key from
     // row 0. The key bias hides the poisoned key from head 0. The pair bias hides it from every

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 
 import torch
 
@@ -42,7 +41,12 @@ def opcheck_derivatives(jvp, backward_jvp, tensors: list, rest: tuple) -> None:
 
 
 PEAK = """
-import re, sys, torch, gnomon
+import ctypes, re, sys, torch, gnomon
+
+# By default, glibc changes this threshold while a program runs, and retains freed blocks below it.
+# The peak of the same step would then vary by up to a third.
+M_MMAP_THRESHOLD = -3
+ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
@@ -60,9 +64,6 @@ print(peak() - start)
 def peak_memory(before: str, step: str, *arguments: object) -> int:
     """The peak memory in KiB that `step` adds after `before`, in a separate process."""
     script = PEAK.format(before=before, step=step)
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    # By default, glibc changes this threshold while a program runs, and retains freed blocks below
-    # it. The peak of the same step would then vary by up to a third.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=240)
+    command = [os.environ["GNOMON_PYTHON"], "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=240)
     return int(done.stdout)

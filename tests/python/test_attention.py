@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import math
-import subprocess
-import sys
 
 import formulas
 import pytest
@@ -19,6 +17,7 @@ from formulas import (
     pairwise,
     values_and_gradients,
 )
+from operator_checks import peak_memory
 
 import gnomon
 from gnomon.position import OffsetBias, QKNorm, RoPE, RoPEMixed
@@ -374,8 +373,9 @@ def test_umbral_at_equal_heights_is_laplacian():
     )
 
 
-MEMORY = """
-import resource, torch, gnomon
+@pytest.mark.slow
+def test_memory_is_linear_in_the_length():
+    before = """
 from gnomon.position import ALiBi
 from gnomon.similarity import Penumbral
 
@@ -384,20 +384,11 @@ def step(length):
     slopes = torch.ones(1, requires_grad=True)
     o = gnomon.attention(q, k, v, similarity=Penumbral(1.0), position=ALiBi(slopes), causal=True)
     o.sum().backward()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-before = step(512)
-print(step(32768) - before)
+step(512)
 """
-
-
-@pytest.mark.slow
-def test_memory_is_linear_in_the_length():
-    run = subprocess.run(
-        [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, timeout=240
-    )
-    # One array of L x L bytes would take 1024 MiB.
-    assert int(run.stdout) < 100 * 1024
+    # One array of L x L bytes would take 256 MiB.
+    assert peak_memory(before, "step(16384)") < 50 * 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

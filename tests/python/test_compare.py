@@ -80,7 +80,8 @@ def command_of(process: int) -> str:
         return ""
 
 
-@pytest.mark.parametrize(("workers", "kills"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("workers", "kills"), [(2, 1), (4, 2)])
 def test_killed_workers_and_runs_change_nothing(folder, whole, tmp_path, workers, kills):
     out = tmp_path / "workers"
     words = [*arguments(out), "--workers", workers, "--checkpoint-every", 20]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ import formulas
 import pytest
 import torch
 from formulas import TOLERANCE, Case, Mask, Parameters, pairwise
+from operator_checks import peak_memory
 from torch import Tensor
 
 import gnomon
@@ -678,7 +677,6 @@ def test_wrong_types_are_type_errors():
 
 
 MEMORY = """
-import resource, sys, torch, gnomon
 from gnomon.position import AbsoluteKeys, Disentangled, Relative, Relative2D
 
 def step(shape):
@@ -698,25 +696,16 @@ def step(shape):
         rows = torch.randn(2 * shape[0] - 1, 4, requires_grad=True)
         position = Relative2D(rows, torch.randn(2 * shape[1] - 1, 4), *shape)
     gnomon.attention(q, k, v, position=position, causal=True).sum().backward()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-before = step((16, 32))
-print(step((128, 128)) - before)
+step((16, 32))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "shaw", "disentangled", "keys", "plane"])
 def test_memory_is_linear_in_the_length(kind):
-    run = subprocess.run(
-        [sys.executable, "-c", MEMORY, kind],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=240,
-    )
     # One array of L x L bytes would take 256 MiB.
-    assert int(run.stdout) < 200 * 1024
+    assert peak_memory(MEMORY, "step((128, 128))", kind) < 200 * 1024
 
 
 def test_rope_turns_the_similarity_and_not_the_content():

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,8 +16,9 @@ pytestmark = pytest.mark.cpu("starts its own processes")
 
 def run(*words, **environment):
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=os.environ | environment
-    )
+        [os.environ["GNOMON_PYTHON"], *words], capture_output=True, text=True,
+        env=os.environ | environment,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done
 

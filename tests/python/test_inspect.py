@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -525,9 +523,3 @@ def test_the_program_hands_its_words_over(folder, tmp_path):
     done = gnomon_program("inspect", "cones", cwd=tmp_path, GNOMON_PYTHON="/no/such/python")
     assert done.returncode == 2
     assert done.stderr == "gnomon: cannot run /no/such/python\n"
-
-
-def test_only_drawing_imports_matplotlib():
-    code = "import sys, gnomon, gnomon.nn; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

@@ -7,7 +7,6 @@ import inspect
 import pickle
 import pkgutil
 import re
-import subprocess
 import sys
 import types
 import warnings
@@ -1985,11 +1984,6 @@ def test_positions_that_are_refused(arguments, error, match):
 
 
 # The package itself.
-
-
-def test_gnomon_needs_no_transformers():
-    script = "import sys, gnomon; sys.exit('transformers' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_the_tested_range_matches_pages_and_requirements():
