@@ -7,7 +7,10 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import pathlib
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -426,10 +429,21 @@ def work(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def run_together(kind: str, processes: int, folder: pathlib.Path) -> None:
+    """Runs a function of WORK in several processes."""
+    command = [os.environ["GNOMON_PYTHON"], __file__, kind, str(folder)]
+    started = [subprocess.Popen([*command, str(rank)]) for rank in range(processes)]
+    try:
+        assert [process.wait(SECONDS) for process in started] == [0] * processes
+    finally:
+        for process in started:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
 def record(tmp_path_factory) -> list[dict[str, dict[str, str]]]:
     folder = tmp_path_factory.mktemp("ring")
-    torch.multiprocessing.spawn(work, args=(str(folder),), nprocs=PROCESSES)
+    run_together("ring", PROCESSES, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 
@@ -467,7 +481,7 @@ def work_on_another_device(rank: int, folder: str) -> None:
 def test_ring_on_another_device(tmp_path):
     if not other_device.LIBRARY.exists():
         pytest.skip(f"{other_device.LIBRARY.name} is not built")
-    torch.multiprocessing.spawn(work_on_another_device, args=(str(tmp_path),), nprocs=2)
+    run_together("other device", 2, tmp_path)
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == {}
 
@@ -566,3 +580,10 @@ def test_without_processes_the_error_tells_what_to_do():
     q = torch.zeros(1, 1, 2, 2)
     with pytest.raises(RuntimeError, match="init_process_group"):
         context_parallel_attention(q, q, q)
+
+
+WORK = {"ring": work, "other device": work_on_another_device}
+
+if __name__ == "__main__":
+    kind, folder, rank = sys.argv[1:]
+    WORK[kind](int(rank), folder)
