@@ -6,11 +6,13 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import emulated_gpu
 import pytest
 import torch
 import torch.distributed as dist
+from warm_python import run_together
 
 import gnomon
 from gnomon import position, similarity
@@ -148,7 +150,7 @@ def test_modules_learn_them():
     assert torch.equal(added[0], 2.0 * digits)
 
 
-def _work(rank: int, group: str) -> None:
+def work(group: str, rank: int) -> None:
     """Compares attention over the whole sequence with the shard of this process (one of two)."""
     torch.set_num_threads(1)
     gnomon.load_terms(LIBRARY)
@@ -172,7 +174,7 @@ def _work(rank: int, group: str) -> None:
 
 
 def test_context_parallel_attention_takes_them(tmp_path):
-    torch.multiprocessing.spawn(_work, args=(str(tmp_path / "group"),), nprocs=2)
+    run_together(2, __file__, tmp_path / "group")
 
 
 def test_transformers_take_them():
@@ -250,3 +252,7 @@ def test_a_library_for_another_gnomon(tmp_path):
     )
     with pytest.raises(ValueError, match=r"libsome\.so was not built for the loaded gnomon"):
         gnomon.load_terms(other)
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], int(sys.argv[2]))

@@ -7,9 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from warm_python import run_together
 
 import gnomon
 from gnomon.distributed import context_parallel_attention, context_parallel_rows
@@ -58,7 +57,6 @@ pytestmark = pytest.mark.cpu("starts its own processes")
 
 B, H, HKV, D, DV = 2, 4, 2, 6, 5
 PROCESSES = 3
-SECONDS = 300
 
 # Row counts per process, for groups of three and two processes: odd, unequal, and a single row.
 ROWS = {3: [7, 5, 1], 2: [5, 8]}
@@ -429,21 +427,10 @@ def work(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def run_together(kind: str, processes: int, folder: pathlib.Path) -> None:
-    """Runs a function of WORK in several processes."""
-    command = [os.environ["GNOMON_PYTHON"], __file__, kind, str(folder)]
-    started = [subprocess.Popen([*command, str(rank)]) for rank in range(processes)]
-    try:
-        assert [process.wait(SECONDS) for process in started] == [0] * processes
-    finally:
-        for process in started:
-            process.kill()
-
-
 @pytest.fixture(scope="module")
 def record(tmp_path_factory) -> list[dict[str, dict[str, str]]]:
     folder = tmp_path_factory.mktemp("ring")
-    run_together("ring", PROCESSES, folder)
+    run_together(PROCESSES, __file__, "ring", folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 
@@ -481,7 +468,7 @@ def work_on_another_device(rank: int, folder: str) -> None:
 def test_ring_on_another_device(tmp_path):
     if not other_device.LIBRARY.exists():
         pytest.skip(f"{other_device.LIBRARY.name} is not built")
-    run_together("other device", 2, tmp_path)
+    run_together(2, __file__, "other device", tmp_path)
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == {}
 

@@ -64,7 +64,7 @@ def test_the_project_builds_with_the_installed_library(tmp_path):
 def test_python():
     """Loaded terms persist, so this runs in a separate process."""
     checks = pathlib.Path(__file__).with_name("terms_checks.py")
-    run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", checks,
+    run(os.environ["GNOMON_PYTHON"], "-m", "pytest", "-q", "-p", "no:cacheprovider", checks,
         GNOMON_TEST_TERMS=str(LIBRARY))  # fmt: skip
 
 

@@ -52,6 +52,17 @@ def install(folder: str) -> str:
     return str(program)
 
 
+def run_together(processes: int, *words: object, seconds: float = 300) -> None:
+    """Runs `python WORDS RANK` for each rank; fails unless all processes succeed."""
+    command = [os.environ["GNOMON_PYTHON"], *map(str, words)]
+    started = [subprocess.Popen([*command, str(rank)]) for rank in range(processes)]
+    try:
+        assert [process.wait(seconds) for process in started] == [0] * processes
+    finally:
+        for process in started:
+            process.kill()
+
+
 def settings() -> list:
     """The settings that a forked process inherits from the server instead of its caller."""
     early = {k: v for k, v in os.environ.items() if k.startswith(EARLY) and k != THREADS}
