@@ -207,7 +207,7 @@ bench: .venv/.setup-test build ## run all benchmarks and rewrite docs/benchmarks
 
 .PHONY: docs
 docs: .venv/.setup-dev build ## render the documentation: build/docs/index.html
-	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
+	$(BIN)/python -m sphinx --jobs $(JOBS) --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
 
 .PHONY: facades
 facades: build .venv/.setup-test ## regenerate the files derived from the catalogue: classes, functions, pages
