@@ -102,7 +102,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DiffusionTransformer()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    for step in range(1, 301):
+    for step in range(1, 201):
         loss = mean_flow_loss(model, *draw(64))
         optimizer.zero_grad()
         loss.backward()

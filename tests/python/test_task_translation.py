@@ -349,6 +349,8 @@ def test_the_first_interrupt_ends_a_wait_for_sentences(folder, model):
     process = subprocess.Popen(
         [PROGRAM, "generate", "--model", model],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,
+        # A background job of a shell ignores this signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         wait = pathlib.Path(f"/proc/{process.pid}/wchan")
