@@ -10,7 +10,7 @@ import json
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import other_device
@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.func import jvp
 from warm_python import run_together
 
 import gnomon
@@ -261,7 +262,8 @@ def compare(
     values = 0.1 if "midpoint" in name else 1.0
     whole = [draw(B, H, LENGTH, D), draw(B, HKV, LENGTH, D), draw(B, HKV, LENGTH, DV, scale=values)]
     learned = tensors_of(arguments)
-    o, lse = gnomon.attention(*whole, **arguments, return_lse=True)
+    attend = functools.partial(gnomon.attention, **arguments, return_lse=True)
+    o, lse = attend(*whole)
     d_o = draw(*o.shape, learned=False)
     seen = lse > -torch.inf
     d_lse = torch.where(seen, draw(*lse.shape, learned=False).to(lse.dtype), 0.0)
@@ -292,9 +294,10 @@ def compare(
             else term
             for term in arguments["position"]
         ]
-    part_o, part_lse = context_parallel_attention(
-        *parts, **arguments, group=group, layout=layout, return_lse=True
+    attend_part = functools.partial(
+        context_parallel_attention, **arguments, group=group, layout=layout, return_lse=True
     )
+    part_o, part_lse = attend_part(*parts)
     got = torch.autograd.grad(
         (part_o, part_lse),
         [*parts, *learned],
@@ -313,12 +316,47 @@ def compare(
 
     check("o", part_o, part_of(o, rows, rank, 2))
     check("lse", part_lse, part_of(lse, rows, rank, 2))
-    for n, (what, of) in enumerate(zip("qkv", its_rows, strict=True)):
-        check(f"d_{what}", got[n], part_of(expected[n], of, rank, 2))
-    for n in range(3, len(got)):
-        share = got[n].clone()
-        dist.all_reduce(share, group=group)
-        check(f"d of tensor {n - 3}", share, expected[n])
+
+    def check_gradients(what: str, got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+        for n, of in enumerate(its_rows):
+            check(f"{what} {'qkv'[n]}", got[n], part_of(expected[n], of, rank, 2))
+        for n in range(3, len(got)):
+            share = got[n].clone()
+            dist.all_reduce(share, group=group)
+            check(f"{what} tensor {n - 3}", share, expected[n])
+
+    check_gradients("d", got, expected)
+    # Each case has the other derivatives in one layout.
+    if dtype != "float64" or layout != LAYOUTS[list(CASES).index(name) % 2]:
+        return
+    directions = [draw(*tensor.shape, learned=False) for tensor in whole]
+    of_parts = [
+        part_of(direction, of, rank, 2) for direction, of in zip(directions, its_rows, strict=True)
+    ]
+    _, tangents = jvp(attend, (*whole,), (*directions,))
+    _, part_tangents = jvp(attend_part, (*parts,), (*of_parts,))
+    for what, tangent, part_tangent in zip(("o", "lse"), tangents, part_tangents, strict=True):
+        check(f"tangent of {what}", part_tangent, part_of(tangent, rows, rank, 2))
+    check_gradients(
+        "second d",
+        second_derivatives(attend_part, parts, learned, of_parts),
+        second_derivatives(attend, whole, learned, directions),
+    )
+
+
+def second_derivatives(
+    attend: Callable[..., tuple[Tensor, Tensor]],
+    tokens: list[Tensor],
+    learned: list[Tensor],
+    directions: list[Tensor],
+) -> Sequence[Tensor]:
+    """The gradients of the gradients of q, k and v in the given directions."""
+    o, lse = attend(*tokens)
+    loss = o.square().sum() + torch.where(lse.isinf(), 0.0, lse).sin().sum()
+    leaves = [*tokens, *learned]
+    gradients = torch.autograd.grad(loss, leaves, create_graph=True)
+    product = sum((d * u).sum() for d, u in zip(gradients, directions, strict=False))
+    return torch.autograd.grad(product, leaves, materialize_grads=True)
 
 
 def errors(group: dist.ProcessGroup) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import forward_ad
 from typing_extensions import Unpack
 
 from gnomon import similarity as similarity_terms
@@ -28,6 +29,7 @@ from gnomon._checks import check_flag, check_integer, check_tensors
 from gnomon._library import ops
 from gnomon._position import to_components, to_positions
 from gnomon._similarity import to_similarity
+from gnomon.distributed._composed import composed_ring
 from gnomon.distributed._parts import (
     NAME,
     Layout,
@@ -197,7 +199,8 @@ def context_parallel_attention(
     temperature, call["temperature"] = call["temperature"], None
     if temperature is not None:
         tensors.append(temperature)
-    o, lse = RingAttention.apply(sequence, q, k, v, *tensors)
+    attend = composed_ring if _in_transform() else RingAttention.apply
+    o, lse = attend(sequence, q, k, v, *tensors)
     if sink is not None:
         less, lse = ops.add_sink(o, lse, sink)
         # Scaling the mean does not change the centroid, so use the mean before the sink shrinks it.
@@ -205,6 +208,13 @@ def context_parallel_attention(
     if is_centroid:
         o = ops.aggregate_centroid(o, q, similarity_spec, similarity_tensors)
     return (o, lse) if return_lse else o
+
+
+def _in_transform() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is active."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    )
 
 
 def context_parallel_rows(

@@ -7,37 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnomon._derivatives import first_derivatives_only
-from gnomon.distributed._parts import NAME
+from gnomon.distributed._composed import composed_ring
 from gnomon.distributed._sequence import WholeSequence
-
-
-class _Sums(NamedTuple):
-    """The partial softmax sums of rows: sums of 2^(score - largest), with scores in log2 units.
-
-    Results are merged by these sums rather than by lse, because merging by lse would multiply every
-    weight by the exponential of lse's rounding error: e^0.06 for an lse of a million.
-    """
-
-    largest: Tensor
-    weight: Tensor
-
-    @staticmethod
-    def of(statistics: Tensor) -> _Sums:
-        return _Sums(statistics[0], statistics[1])
-
-    def plus(self, other: _Sums) -> _Sums:
-        largest = torch.maximum(self.largest, other.largest)
-        return _Sums(largest, self._by(largest) + other._by(largest))
-
-    def _by(self, largest: Tensor) -> Tensor:
-        """Returns the weights rescaled to a new maximum; 0 for rows whose keys are all masked."""
-        return torch.where(self.weight == 0, 0.0, self.weight * (self.largest - largest).exp2())
-
-    def share_of(self, total: _Sums) -> Tensor:
-        """Returns the shares (B, H, Lq, 1) of the total; 0 for rows whose keys are all masked."""
-        share = self._by(total.largest) / total.weight
-        return torch.where(self.weight == 0, 0.0, share).unsqueeze(3)
+from gnomon.distributed._sums import Sums
 
 
 class _Result(NamedTuple):
@@ -45,15 +17,15 @@ class _Result(NamedTuple):
 
     o: Tensor
     lse: Tensor
-    sums: _Sums
+    sums: Sums
 
     @classmethod
     def of_nothing(cls, q: Tensor, columns: int) -> _Result:
         lse = q.new_full(q.shape[:3], -torch.inf)
-        return cls(q.new_zeros(*q.shape[:3], columns), lse, _Sums(lse, torch.zeros_like(lse)))
+        return cls(q.new_zeros(*q.shape[:3], columns), lse, Sums(lse, torch.zeros_like(lse)))
 
     def plus(self, o: Tensor, lse: Tensor, statistics: Tensor) -> _Result:
-        part = _Sums.of(statistics)
+        part = Sums.of(statistics)
         total = self.sums.plus(part)
         return _Result(
             self.o * self.sums.share_of(total) + o * part.share_of(total),
@@ -68,7 +40,7 @@ class _Result(NamedTuple):
             return results[0]
         o, lse, sums = zip(*results, strict=True)
         largest, weight = (torch.cat(parts, 2) for parts in zip(*sums, strict=True))
-        return cls(torch.cat(o, 2), torch.cat(lse, 2), _Sums(largest, weight))
+        return cls(torch.cat(o, 2), torch.cat(lse, 2), Sums(largest, weight))
 
 
 class RingAttention(torch.autograd.Function):
@@ -123,15 +95,16 @@ class RingAttention(torch.autograd.Function):
         return o.to(q.dtype), lse
 
     @staticmethod
-    @first_derivatives_only(NAME)
     def backward(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # with create_graph=True
+            return _differentiable_gradients(ctx, d_o, d_lse)
         sequence: WholeSequence = ctx.sequence
         parts = sequence.parts
         last: int = ctx.last
         q, k, v, o, largest, sum_of_weights, *tensors = ctx.saved_tensors
         pieces = parts.query_pieces[parts.rank]
         totals = [
-            _Sums(largest[:, :, piece.rows], sum_of_weights[:, :, piece.rows]) for piece in pieces
+            Sums(largest[:, :, piece.rows], sum_of_weights[:, :, piece.rows]) for piece in pieces
         ]
         d_out = torch.zeros_like(o) if d_o is None else d_o.to(o.dtype)
         d_total = torch.zeros_like(largest) if d_lse is None else d_lse
@@ -170,7 +143,7 @@ class RingAttention(torch.autograd.Function):
                     part_o, part_lse, statistics = sequence.attend(
                         rows, columns, leaf_q, key, value, leaves
                     )
-                weight = _Sums.of(statistics).share_of(totals[n])
+                weight = Sums.of(statistics).share_of(totals[n])
                 d_part_o = weight * d_out[:, :, rows.rows]
                 d_part_lse = (d_part_o * part_o.detach()).sum(3)
                 d_part_lse += weight.squeeze(3) * rest[:, :, rows.rows]
@@ -212,3 +185,28 @@ class RingAttention(torch.autograd.Function):
             d_v.to(v.dtype) if d_v is not None and ctx.needs_input_grad[3] else None,
             *d_tensors,
         )
+
+
+def _differentiable_gradients(
+    ctx: Any, d_o: Tensor | None, d_lse: Tensor | None
+) -> tuple[Any, ...]:
+    """Computes the gradients of RingAttention so that they can be differentiated."""
+    q, k, v, _, _, _, *tensors = ctx.saved_tensors
+    inputs = [q, k, v, *tensors]
+    outputs = composed_ring(ctx.sequence, *inputs)
+    given = [
+        (output, gradient)
+        for output, gradient in zip(outputs, (d_o, d_lse), strict=True)
+        if gradient is not None
+    ]
+    needs = ctx.needs_input_grad[1:]
+    gradients = iter(
+        torch.autograd.grad(
+            [output for output, _ in given],
+            [tensor for tensor, needed in zip(inputs, needs, strict=True) if needed],
+            [gradient for _, gradient in given],
+            create_graph=True,
+            materialize_grads=True,
+        )
+    )
+    return None, *(next(gradients) if needed else None for needed in needs)
