@@ -48,6 +48,30 @@ class _Passage(torch.autograd.Function):
         return passed.unflatten(0, (info.batch_size, -1)), 0
 
 
+class _Zeros(torch.autograd.Function):
+    """Returns zeros like `keys` whose derivatives, all 0, reach the other argument and the keys."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, keys: Tensor) -> Tensor:
+        return torch.zeros_like(keys)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        of_gradient, keys = ctx.saved_tensors
+        return _Zeros.apply(gradient, of_gradient), _Zeros.apply(gradient, keys)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Tensor) -> Tensor:
+        return torch.zeros_like(ctx.saved_tensors[1])
+
+
 class _Awaiting(torch.autograd.Function):
     """Returns o. Its backward pass reaches the keys' passages in every process.
 
@@ -62,11 +86,12 @@ class _Awaiting(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.keys = inputs[1].shape
+        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return gradient, gradient.new_zeros(ctx.keys)
+        (keys,) = ctx.saved_tensors
+        return gradient, _Zeros.apply(gradient, keys)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: Any) -> Tensor:
