@@ -6,15 +6,12 @@ import pathlib
 
 import pytest
 import torch
-from test_arguments import make_tokens
-from torch.func import grad
+from torch.func import grad, hessian, jacfwd
 
 import gnomon
 from gnomon import nn, position
 
 pytestmark = pytest.mark.cpu("its parameters are created on the CPU at import")
-
-MESSAGE = r": second derivatives \(.*create_graph=True\) are not supported"
 
 
 def augmented(q, k, v):
@@ -82,22 +79,29 @@ def test_second_derivatives_that_are_there_in_transforms(name):
     torch.testing.assert_close(ours, expected)
 
 
-def test_second_derivatives_over_processes(tmp_path: pathlib.Path):
+def test_transforms_over_processes(tmp_path: pathlib.Path):
+    """In a group of one process; test_distributed.py tests larger groups."""
+    q, k, v = small_tokens()
+
+    def loss(attend):
+        return lambda k: attend(q.detach(), k, v.detach(), causal=True).sin().sum()
+
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        tokens = [x.requires_grad_() for x in make_tokens()]
-        o = gnomon.distributed.context_parallel_attention(*tokens, causal=True)
-        # d_o is constant and needs no gradient, but the saved tensors do.
-        gradient, *_ = torch.autograd.grad(o.sum(), tokens, create_graph=True)
-        (expected,) = torch.autograd.grad(gnomon.attention(*tokens, causal=True).sum(), tokens[:1])
-        torch.testing.assert_close(gradient, expected)
-        with pytest.raises(
-            NotImplementedError,
-            match=r"gnomon\.distributed\.context_parallel_attention" + MESSAGE,
-        ):
-            gradient.sum().backward()
+        ours = loss(gnomon.distributed.context_parallel_attention)
+        theirs = loss(gnomon.attention)
+        for transform in (grad, hessian, lambda f: jacfwd(grad(f))):
+            torch.testing.assert_close(transform(ours)(k.detach()), transform(theirs)(k.detach()))
+        # The gradient of a linear loss is constant, but it depends on the tokens.
+        o = gnomon.distributed.context_parallel_attention(q, k, v)
+        (gradient,) = torch.autograd.grad(o.sum(), k, create_graph=True)
+        (expected,) = torch.autograd.grad(gnomon.attention(q, k, v).sum(), k, create_graph=True)
+        torch.testing.assert_close(
+            torch.autograd.grad(gradient.square().sum(), (q, k, v)),
+            torch.autograd.grad(expected.square().sum(), (q, k, v)),
+        )
     finally:
         torch.distributed.destroy_process_group()
 

@@ -122,6 +122,10 @@ def context_parallel_attention(
             row. context_parallel_rows returns the rows of this process.
         return_lse: whether to also return lse (B, H, Lq), which is differentiable.
 
+    Forward mode, second derivatives and torch.func work on CPUs, as for gnomon.attention; all
+    processes must compute them in the same order. For them, each process keeps every shard of k and
+    v that it has received.
+
     The gradients of q, k and v are complete. For tensors that all processes share (those of
     similarity and position, and projection weights), each process computes only the contribution of
     its own queries. Sum these gradients over the group (all_reduce).
