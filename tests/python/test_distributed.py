@@ -340,7 +340,7 @@ def compare(
     for what, tangent, part_tangent in zip(("o", "lse"), tangents, part_tangents, strict=True):
         check(f"tangent of {what}", part_tangent, part_of(tangent, rows, rank, 2))
     if name == "dot causal":
-        _, tangent = jvp(lambda k: attend(whole[0], k, whole[2])[0], (whole[1],), directions[1:2])
+        _, tangent = jvp(lambda k: attend(whole[0], k, whole[2])[0], (whole[1],), (directions[1],))
         twice = vmap(
             lambda u: jvp(lambda k: attend_part(parts[0], k, parts[2])[0], (parts[1],), (u,))[1]
         )(torch.stack([of_parts[1], 2 * of_parts[1]]))
