@@ -167,8 +167,8 @@ STUDY = Study(
                 "bucket sort (0.99). At longer lengths, the accuracy with sinusoids varies more "
                 "between seeds. On bucket sort with 500 symbols, it is 0.79 to 0.97 with "
                 "sinusoids; without positions, it is 0.99 for every seed. At 40 symbols, copying "
-                "and reversing are hardly learned without positions (mean accuracy at most 0.18) and "
-                "partly learned with sinusoids (at most 0.54). At longer lengths, both models are "
+                "and reversing are hardly learned without positions (mean accuracy at most 0.18) "
+                "and partly learned with sinusoids (at most 0.54). At longer lengths, both models are "
                 "near chance in these two problems. No run of either model learns recall."
             ),
         ),
@@ -182,8 +182,8 @@ STUDY = Study(
                 "seeds. When reversing 40 symbols, RoPE has a higher mean accuracy: 0.98, compared "
                 "with 0.54 for ALiBi. When reversing 100 symbols, RoPE has no such advantage. On "
                 "bucket sort with 500 symbols, ALiBi has a lower mean accuracy: 0.50, compared "
-                "with 0.88 for RoPE. With either position, the model learns recall for the same two of "
-                "three seeds. At 120 symbols, ALiBi has a higher accuracy than RoPE for both seeds."
+                "with 0.88 for RoPE. With either position, the model learns recall for the same "
+                "two of three seeds. At 120 symbols, ALiBi has a higher accuracy than RoPE for both seeds."
             ),
         ),
         Claim(
