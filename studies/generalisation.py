@@ -168,8 +168,8 @@ STUDY = Study(
                 "between seeds. On bucket sort with 500 symbols, it is 0.79 to 0.97 with "
                 "sinusoids; without positions, it is 0.99 for every seed. At 40 symbols, copying "
                 "and reversing are hardly learned without positions (mean accuracy at most 0.18) "
-                "and partly learned with sinusoids (at most 0.54). At longer lengths, both models are "
-                "near chance in these two problems. No run of either model learns recall."
+                "and partly learned with sinusoids (at most 0.54). At longer lengths, both models "
+                "are near chance in these two problems. No run of either model learns recall."
             ),
         ),
         Claim(
@@ -183,7 +183,8 @@ STUDY = Study(
                 "with 0.54 for ALiBi. When reversing 100 symbols, RoPE has no such advantage. On "
                 "bucket sort with 500 symbols, ALiBi has a lower mean accuracy: 0.50, compared "
                 "with 0.88 for RoPE. With either position, the model learns recall for the same "
-                "two of three seeds. At 120 symbols, ALiBi has a higher accuracy than RoPE for both seeds."
+                "two of three seeds. At 120 symbols, ALiBi has a higher accuracy than RoPE for both "
+                "seeds."
             ),
         ),
         Claim(
