@@ -183,8 +183,8 @@ STUDY = Study(
                 "with 0.54 for ALiBi. When reversing 100 symbols, RoPE has no such advantage. On "
                 "bucket sort with 500 symbols, ALiBi has a lower mean accuracy: 0.50, compared "
                 "with 0.88 for RoPE. With either position, the model learns recall for the same "
-                "two of three seeds. At 120 symbols, ALiBi has a higher accuracy than RoPE for both "
-                "seeds."
+                "two of three seeds. At 120 symbols, ALiBi has a higher accuracy than RoPE for "
+                "both seeds."
             ),
         ),
         Claim(
