@@ -1,4 +1,4 @@
-// The interface between the plan (attention.h) and the back end that runs kernels: a GPU, or the
+// The interface between the plan (plan.h) and the back end that runs kernels: a GPU, or the
 // emulator used in tests.
 #ifndef GNOMON_SRC_CUDA_BACKEND_H_
 #define GNOMON_SRC_CUDA_BACKEND_H_

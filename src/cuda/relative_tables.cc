@@ -1,0 +1,143 @@
+#include "cuda/relative_tables.h"
+
+namespace gnomon::cuda {
+namespace {
+
+Matrix ToMatrix(const Tokens& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2], 1, 1}; }
+Matrix Transposed(const Matrix& m) { return {m.data, m.batch, m.head, m.column, m.row, m.element}; }
+
+}  // namespace
+
+void RelativeTables::MultiplyByKeys(int64_t count) {
+  const Relative<float>& relative = in_.relative;
+  Product& product = NewProduct();
+  product.left = ToMatrix(in_.relative_query);
+  product.right = Transposed(RowsOf(relative.keys, relative.dim, relative.key_heads));
+  product.factor = relative.factor;
+  product.to = p_.relative_scores;
+  Multiply(n_.queries, p_.relative_size, relative.dim, count);
+}
+
+void RelativeTables::AddValues(int64_t first, int64_t count) {
+  Product& product = NewProduct();
+  product.left = Tables(p_.relative_weights);
+  product.skips = 1;
+  product.right = RowsOf(in_.relative.values, n_.value_dim, in_.relative.value_heads);
+  product.to = p_.exact_o + first * n_.queries * n_.value_dim;
+  product.adds = 1;
+  product.rounded = p_.o;
+  Multiply(n_.queries, n_.value_dim, p_.relative_size, count);
+}
+
+void RelativeTables::MultiplyByValues(const Tokens& d_o, int64_t count) {
+  Product& product = NewProduct();
+  product.left = ToMatrix(d_o);
+  product.right = Transposed(RowsOf(in_.relative.values, n_.value_dim, in_.relative.value_heads));
+  product.to = p_.relative_products;
+  Multiply(n_.queries, p_.relative_size, n_.value_dim, count);
+}
+
+void RelativeTables::MultiplySums(const Gradient& gradient, int64_t first, int64_t count) {
+  const Relative<float>& relative = in_.relative;
+  if (gradient.relative_query.data != nullptr) {
+    Product& product = NewProduct();
+    product.left = Tables(p_.d_relative_scores);
+    product.skips = 1;
+    product.right = RowsOf(relative.keys, relative.dim, relative.key_heads);
+    product.factor = relative.factor;
+    product.rounded = ToArray(gradient.relative_query);
+    Multiply(n_.queries, relative.dim, p_.relative_size, count);
+  }
+  if (gradient.relative_keys != nullptr) {
+    Product& product = NewProduct();
+    product.left = Transposed(Tables(p_.d_relative_scores));
+    product.skips = 1;
+    product.right = ToMatrix(in_.relative_query);
+    product.factor = relative.factor;
+    product.to = d_relative_keys_ + first * p_.relative_size * relative.dim;
+    Multiply(p_.relative_size, relative.dim, n_.queries, count);
+  }
+  if (gradient.relative_values != nullptr) {
+    Product& product = NewProduct();
+    product.left = Transposed(Tables(p_.relative_weights));
+    product.skips = 1;
+    product.right = {p_.d_o.data, p_.d_o.stride[0], p_.d_o.stride[1], p_.d_o.stride[2], 1, 1};
+    product.to = d_relative_values_ + first * p_.relative_size * n_.value_dim;
+    Multiply(p_.relative_size, n_.value_dim, n_.queries, count);
+  }
+}
+
+void RelativeTables::PrepareSums(const Gradient& gradient) {
+  const int64_t entries = context_.heads() * p_.relative_size;
+  if (gradient.relative_keys != nullptr) {
+    d_relative_keys_ = context_.New<float>(Size(entries * in_.relative.dim));
+  }
+  if (gradient.relative_values != nullptr) {
+    d_relative_values_ = context_.New<float>(Size(entries * n_.value_dim));
+  }
+}
+
+void RelativeTables::Sum(const Gradient& gradient) {
+  const Relative<float>& relative = in_.relative;
+  const auto sum = [&](const float* from, float* to, int64_t columns, bool of_each_head) {
+    if (to == nullptr) return;
+    const int64_t size = p_.relative_size * columns;
+    p_.sum_from = from;
+    p_.sum_to = to;
+    p_.sum_size = size;
+    p_.sum_from_step = size;
+    p_.sum_to_step = size;
+    p_.sum_outer = context_.rows() == 0 ? 0 : n_.batch;
+    p_.sum_outer_stride = n_.heads * size;
+    p_.sum_count = of_each_head ? 1 : n_.heads;
+    p_.sum_stride = size;
+    Constants c = context_.OfRows();
+    c.kType = 0;
+    context_.Launch("add_up", c, Up(size, 32 * c.kWarps), of_each_head ? n_.heads : 1, 0);
+  };
+  sum(d_relative_keys_, gradient.relative_keys, relative.dim, relative.key_heads);
+  sum(d_relative_values_, gradient.relative_values, n_.value_dim, relative.value_heads);
+}
+
+void RelativeTables::AllocateTables(bool is_backward, int64_t numbers) {
+  const auto need = [&](bool is_needed, float*& table) {
+    if (is_needed && table == nullptr) table = context_.New<float>(Size(numbers));
+  };
+  const bool keys = context_.features().kRelativeKeys != 0;
+  const bool values = context_.features().kRelativeValues != 0;
+  need(keys, p_.relative_scores);
+  need(values, p_.relative_weights);
+  need(keys && is_backward, p_.d_relative_scores);
+  need(values && is_backward, p_.relative_products);
+}
+
+Product& RelativeTables::NewProduct() {
+  p_.product = {};
+  p_.product.factor = 1;
+  return p_.product;
+}
+
+Matrix RelativeTables::Tables(const float* tables) const {
+  const int64_t of_head = n_.queries * p_.relative_size;
+  // The pointer is shifted, because head indices start at first_head.
+  return {tables - p_.relative_row * p_.relative_size,
+          n_.heads * of_head,
+          of_head,
+          p_.relative_size,
+          1,
+          0};
+}
+
+Matrix RelativeTables::RowsOf(const float* table, int64_t columns, bool of_each_head) const {
+  return {table, 0, of_each_head ? p_.relative_size * columns : 0, columns, 1, 0};
+}
+
+void RelativeTables::Multiply(int64_t rows, int64_t columns, int64_t depth, int64_t count) {
+  p_.product.rows = Int(rows);
+  p_.product.columns = Int(columns);
+  p_.product.depth = Int(depth);
+  Constants c = context_.OfRows();
+  context_.Launch("multiply", c, count * Up(rows, 16) * Up(columns, 32 * c.kWarps), 1, 4 * 16 * 16);
+}
+
+}  // namespace gnomon::cuda

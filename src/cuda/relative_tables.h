@@ -1,0 +1,89 @@
+// Relative keys and values: the tables of a call's queries, their products with the rows of
+// relative keys and values, and the gradients of these rows. Each query has one table of each kind,
+// with one entry per row (parameters.h).
+#ifndef GNOMON_SRC_CUDA_RELATIVE_TABLES_H_
+#define GNOMON_SRC_CUDA_RELATIVE_TABLES_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/attention.h"
+#include "cuda/launch_context.h"
+#include "cuda/parameters.h"
+#include "gnomon/attention.h"
+
+namespace gnomon::cuda {
+
+class RelativeTables {
+ public:
+  explicit RelativeTables(LaunchContext& context)
+      : context_(context), in_(context.in()), n_(in_.shape), p_(context.parameters()) {}
+
+  // Whether any of the gradients is computed from the tables' sums.
+  static bool WantsSums(const Gradient& gradient) {
+    return gradient.relative_query.data != nullptr || gradient.relative_keys != nullptr ||
+           gradient.relative_values != nullptr;
+  }
+
+  // Calls body(first, count) for slices of the query heads. A slice consists of whole groups: all
+  // heads, or as many as the memory limit for their queries' tables allows. Allocates the tables
+  // that the pass needs.
+  template <class Body>
+  void ForEachSlice(bool is_backward, const Body& body) {
+    const int64_t heads = context_.heads();
+    const Constants& c = context_.features();
+    int64_t step = heads;
+    if (c.kRelativeKeys + c.kRelativeValues != 0) {
+      const int64_t of_head = std::max<int64_t>(1, n_.queries * p_.relative_size);
+      step = std::min(heads,
+                      std::max<int64_t>(1, in_.most_table_numbers / of_head / p_.group) * p_.group);
+      AllocateTables(is_backward, step * of_head);
+    }
+    for (int64_t first = 0; first < heads; first += step) {
+      p_.first_head = Int(first);
+      p_.relative_row = first * n_.queries;
+      body(first, std::min(step, heads - first));
+    }
+    p_.first_head = 0;
+  }
+
+  // The following functions process `count` query heads, starting at `first` if it is given.
+
+  // Computes the scores of relative keys.
+  void MultiplyByKeys(int64_t count);
+  // Adds the relative values, weighted by the tables, to the unrounded results, and stores the
+  // rounded sums.
+  void AddValues(int64_t first, int64_t count);
+  // Computes the products of the gradients of the results with relative values.
+  void MultiplyByValues(const Tokens& d_o, int64_t count);
+  // Computes the gradients of a slice's queries, and the partial gradients of the tables for its
+  // heads, from the slice's sums.
+  void MultiplySums(const Gradient& gradient, int64_t first, int64_t count);
+
+  // Allocates the partial gradients of all heads. Call this before MultiplySums.
+  void PrepareSums(const Gradient& gradient);
+  // Sums the heads' partial gradients over the batch and over heads that share a table.
+  void Sum(const Gradient& gradient);
+
+ private:
+  void AllocateTables(bool is_backward, int64_t numbers);
+  Product& NewProduct();
+  // The tables of a slice's queries, (rows, entries) per head.
+  Matrix Tables(const float* tables) const;
+  // A table of rows, (entries, columns).
+  Matrix RowsOf(const float* table, int64_t columns, bool of_each_head) const;
+  // Computes the product that has been set.
+  void Multiply(int64_t rows, int64_t columns, int64_t depth, int64_t count);
+
+  LaunchContext& context_;
+  const Input& in_;
+  const AttentionShape& n_;
+  Parameters& p_;
+  // The partial gradients of each head: (B, H, entries, columns).
+  float* d_relative_keys_ = nullptr;
+  float* d_relative_values_ = nullptr;
+};
+
+}  // namespace gnomon::cuda
+
+#endif  // GNOMON_SRC_CUDA_RELATIVE_TABLES_H_
