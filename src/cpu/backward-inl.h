@@ -844,7 +844,7 @@ class BackwardPass {
   }
 
   // Converts a tile's products to weights and score gradients, and the windows' products to
-  // gradients per table entry. Flattened for the reason given at ForwardPass::AddWeights.
+  // gradients per table entry. Flattened for the reason given at ForwardTile::AddWeights.
   HWY_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, const TileMask& mask,
                                 const TableWindow& keys_window, const TableWindow& values_window) {
     const int64_t b = block.b;
