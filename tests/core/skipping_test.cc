@@ -308,8 +308,8 @@ TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
   const size_t step = name == "dot" || name == "penumbral" ? 1 : 3;
   const auto index =
       static_cast<size_t>(std::ranges::find(functions, &function()) - functions.begin());
-  for (size_t n = index % step; n < cases.size(); n += step) {
-    const SkippingCase& c = cases[n];
+  for (size_t place = index % step; place < cases.size(); place += step) {
+    const SkippingCase& c = cases[place];
     SCOPED_TRACE(c.name);
     Problem<float> p = SkippingProblem(function(), c);
     SetUnitVectors(p);
