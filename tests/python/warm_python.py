@@ -132,8 +132,10 @@ def connect(folder: str, python: str) -> socket.socket:
 def serve(folder: str) -> None:
     """Imports gnomon and forks for each connection, until the test session ends."""
     sys.path.pop(0)
-    for name in ("torch", "gnomon", "gnomon.lab.report", "gnomon.lab.inspect", "gnomon.lab.data"):
-        importlib.import_module(name)
+    importlib.import_module("gnomon")
+    for name in ("report", "inspect", "data"):
+        with contextlib.suppress(ImportError):  # the lab or matplotlib is not installed
+            importlib.import_module(f"gnomon.lab.{name}")
     session = json.loads(pathlib.Path(folder, "state.json").read_text())["session"]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/socket")
