@@ -85,7 +85,7 @@ class ForwardBlocks {
 
  private:
   // The bounds for skipping are updated after this many tiles.
-  static constexpr int64_t kSumsAnew = 4;
+  static constexpr int64_t kTilesBeforeUpdate = 4;
 
   // Runs block `index` of a key head's queries. Each segment runs separately, so that its tiles do
   // not depend on the other segments.
@@ -171,8 +171,8 @@ class ForwardBlocks {
     int64_t computed = 0;
     bool leaves_out = false;
     for (int64_t n = 0; n < tiles; ++n) {
-      const bool anew = n == kSumsAnew && tiles > 2 * kSumsAnew && leaves_out;
-      if (n == 1 || anew) {
+      const bool updates = n == kTilesBeforeUpdate && tiles > 2 * kTilesBeforeUpdate && leaves_out;
+      if (n == 1 || updates) {
         HWY_ALIGN Real sums[kRowBlock] = {};
         Skipping::SumsOf(block.largest, block.weight, block.rows(), -kInfinity, sums);
         if (n == 1) leaves_out = SetBounds(block, batch, seen, sums, queue);
