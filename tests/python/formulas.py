@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -844,3 +844,12 @@ def pairwise(**axes) -> pytest.MarkDecorator:
     rows = [tuple(row) for row in AllPairs([list(values) for values in axes.values()])]
     ids = ["-".join(map(str, row)) for row in rows]
     return pytest.mark.parametrize(tuple(axes), rows, ids=ids)
+
+
+def mostly_long(cases: Iterable, ordinary: int = 1) -> list:
+    """Marks all cases but the first as long: `make test` omits them."""
+    cases = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [
+        pytest.param(*case, marks=[pytest.mark.long] * (i >= ordinary))
+        for i, case in enumerate(cases)
+    ]

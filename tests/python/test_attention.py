@@ -415,8 +415,10 @@ def test_the_output_has_the_layout_of_q(similarity, position, dtype):
         return o.transpose(1, 2).flatten(2)
 
     results = []
-    compiled = torch.compile(rows_first, backend="aot_eager", fullgraph=True)
-    for attend in (rows_first, heads_first, compiled):
+    ways = [rows_first, heads_first]
+    if dtype == torch.float32:
+        ways.append(torch.compile(rows_first, backend="aot_eager", fullgraph=True))
+    for attend in ways:
         leaves = [x.clone().requires_grad_() for x in (tokens, keys)]
         o = attend(*leaves)
         results.append([o, *torch.autograd.grad(o.square().sum(), leaves)])

@@ -247,7 +247,7 @@ def run_into(output: int, arguments: list[object], cwd: pathlib.Path):
 PRINTING = {
     "help": ["--help"],
     "version": ["--version"],
-    **{f"{command} --help": [command, "--help"] for command in (*COMMANDS, "inspect")},
+    "inspect --help": ["inspect", "--help"],
     "list": ["list"],
     "list --json": ["list", "--json"],
     "list --markdown": ["list", "--markdown"],

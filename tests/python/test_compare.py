@@ -118,6 +118,7 @@ def test_killed_workers_and_runs_change_nothing(folder, whole, tmp_path, workers
     assert not (out / "unfinished").exists()
 
 
+@pytest.mark.long
 def test_a_killed_comparison_loses_nothing_that_was_done(folder, whole, tmp_path):
     out = tmp_path / "client"
     process = subprocess.Popen(

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 import torch
-from formulas import assert_near
+from formulas import assert_near, mostly_long
 from test_cli import ROOT
 
 import gnomon
@@ -86,7 +86,17 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
+# This one trains for half a minute.
+LONG = {"mean_flow"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    mostly_long(
+        sorted((path.stem for path in FOLDER.glob("*.py")), key=lambda name: name in LONG),
+        ordinary=-len(LONG),
+    ),
+)
 def test_examples(name):
     EXAMPLES[name](run(f"{name}.py"))
 

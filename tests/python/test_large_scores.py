@@ -151,7 +151,7 @@ def test_every_similarity_at_every_scale(similarity, dim, mask):
     # The unfused distance formulas store the differences of all pairs, so wide tokens need a short
     # sequence.
     length = 24 if dim == 512 else 48
-    for scale in (1, 3) if small else (1, 3, 10):
+    for scale in (1, 3) if small else (1, 10):
         case = Case(
             similarity, batch=1, heads=2, key_heads=2, queries=length, keys=length,
             dim=dim, value_dim=dim, mask=seen,
@@ -451,12 +451,11 @@ def test_graphs(similarity, queries, keys, edges):
         )
         return o.transpose(0, 1)[None], lse.t()[None]
 
-    for scale in (1, 3):
-        case = Case(
-            similarity, batch=1, heads=2, key_heads=2, queries=queries, keys=keys, dim=32,
-            mask=Mask(query_offset=0),
-        )  # fmt: skip
-        assert_as_good_as_plain(case, scale, ours, sees=sees)
+    case = Case(
+        similarity, batch=1, heads=2, key_heads=2, queries=queries, keys=keys, dim=32,
+        mask=Mask(query_offset=0),
+    )  # fmt: skip
+    assert_as_good_as_plain(case, 3, ours, sees=sees)
 
 
 def test_graph_rows_of_one_edge_have_no_gradient():

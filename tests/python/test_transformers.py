@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from formulas import generator_of
+from formulas import generator_of, mostly_long
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -649,7 +649,7 @@ def test_attention_that_a_model_writes_itself(family, padding):
     assert not any("softmax" in name for name in names)
 
 
-@pytest.mark.parametrize("family", HANDWRITTEN)
+@pytest.mark.parametrize("family", mostly_long(HANDWRITTEN))
 def test_graphs_break_around_attention_that_a_model_writes_itself(family):
     _, ours = small(HANDWRITTEN[family]())
     inputs, rows = inputs_of(family, "left")
@@ -899,15 +899,18 @@ def test_masks_that_are_no_bands():
 
 @pytest.mark.parametrize(
     ("family", "padding"),
-    [
-        ("llama", "left"),
-        ("llama", "none"),
-        ("mistral", "left"),
-        ("bloom", "none"),
-        ("bert", "left"),
-        ("t5", "left"),
-        ("vit", "none"),
-    ],
+    mostly_long(
+        [
+            ("llama", "left"),
+            ("bloom", "none"),
+            ("t5", "left"),
+            ("llama", "none"),
+            ("mistral", "left"),
+            ("bert", "left"),
+            ("vit", "none"),
+        ],
+        ordinary=3,
+    ),
 )
 def test_a_graph_is_not_broken(family, padding):
     """Each model compiles to a single graph, except BLOOM, whose graph transformers breaks."""
@@ -1759,7 +1762,7 @@ def test_rotations_of_all_heads_together_leave_each_height():
         _cones._without_height(layer, (cos, sin), -1)
 
 
-@pytest.mark.parametrize("family", ["llama", "cohere", "glm"])
+@pytest.mark.parametrize("family", mostly_long(["glm", "llama", "cohere"]))
 def test_a_graph_leaves_heights(family):
     config = FAMILIES["llama"]().config if family == "llama" else ROTATING[family]()
     torch.manual_seed(0)
@@ -1773,7 +1776,8 @@ def test_a_graph_leaves_heights(family):
 
 
 @pytest.mark.parametrize(
-    ("family", "similarity"), [("bloom", "penumbral"), ("mpt", "laplacian"), ("t5", "penumbral")]
+    ("family", "similarity"),
+    mostly_long([("t5", "penumbral"), ("bloom", "penumbral"), ("mpt", "laplacian")]),
 )
 def test_a_graph_of_cones_where_positions_are_terms(family, similarity):
     model = integration.with_cone_attention(eager(family), similarity)

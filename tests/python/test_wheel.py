@@ -321,6 +321,7 @@ def test_it_holds_every_source(site):
     assert names(site / "gnomon/source") == names(ROOT)
 
 
+@pytest.mark.long
 def test_the_sources_compile_where_import_finds_the_result(sources, monkeypatch, capfd):
     """CMake configures the build; instead of compiling, Ninja copies this tree's library."""
     ninja = sources / "ninja"
