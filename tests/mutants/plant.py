@@ -26,11 +26,12 @@ LEAST_SHARE = 0.9
 # Flags for fast compilation: little optimisation, and only this machine's instruction set.
 FLAGS = "-Og -march=native -DHWY_COMPILE_ONLY_STATIC -w"
 TARGET = "gnomon_core_tests"
-# Most of the time is spent compiling a file once per definition. A mutant that affects all these
-# objects is first compiled into three of them: those of a definition without tokens (whose object
-# comes first, so that functions shared by objects are linked from it), one with products and one
-# with distances.
+# Most of the time is spent compiling. A mutant is first compiled into some of the objects that it
+# affects: of those per definition, a definition without tokens (whose object comes first, so that
+# functions shared by objects are linked from it), one with products and one with distances; of the
+# others, that of the engine for floats if a kernel's header is changed.
 KERNELS = {"kernel_Additive.cc.o", "kernel_Dot.cc.o", "kernel_Umbral.cc.o"}
+ENGINE = "engine.cc.o"
 # A mutant may make tests run or wait forever. Tests are stopped if they need more CPU time than a
 # multiple of the time without a mutant (at least LIMIT_S), or if they are almost idle for too long.
 # CPU time does not depend on how busy the machine is.
@@ -179,7 +180,7 @@ class Workshop:
         return (None if hangs else run.returncode), output
 
     def objects(self, file: Path) -> list[Path]:
-        """The objects compiled from a file; for definitions, a few represent all."""
+        """The objects compiled from a file, or those that represent them."""
         command = [self.ninja, "-C", str(self.build_folder), "-t", "deps"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         objects = []
@@ -187,10 +188,15 @@ class Workshop:
             name, *files = block.splitlines() or [""]
             if str(file) in (os.path.normpath(self.build_folder / f.strip()) for f in files):
                 objects.append(self.build_folder / name.split(": #deps")[0])
-        kernels = [path for path in objects if path.name.startswith("kernel_")]
-        if len(kernels) > len(KERNELS):
-            return [o for o in objects if o not in kernels or o.name in KERNELS]
-        return objects
+        names = {path.name for path in objects}
+        kernel = names & KERNELS
+        engine = names & {ENGINE} if file.parent.name == "cpu" else set()
+
+        def represents(name: str) -> bool:
+            representing = kernel if name.startswith("kernel_") else engine
+            return not representing or name in representing
+
+        return [path for path in objects if represents(path.name)]
 
     def judge(self, error: Planted) -> str | None:
         """Applies a mutant and reverts it; returns the test that detects it, or None."""

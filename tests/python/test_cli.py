@@ -335,6 +335,7 @@ def test_words_and_memory_from_training_to_text(folder, tmp_path):
     ("name", "words", "most"),
     [("tinyshakespeare", [], 256), ("wikitext-2", ["--tokens", "words"], 33278)],
 )
+@pytest.mark.long
 def test_real_texts(tmp_path, name, words, most):
     data = ROOT.parent / "shared/data" / name
     if not data.is_dir():

@@ -487,6 +487,7 @@ def test_few_images_leave_ranges_unmeasured(folder, model):
     assert [at["loss"] is None for at in measured] == [False, False, True, False, True]
 
 
+@pytest.mark.long
 def test_real_digits(tmp_path):
     if not MNIST.exists():
         pytest.skip(f"{MNIST} is absent")

@@ -190,6 +190,7 @@ def test_the_gradient_against_torch_geometric(folder, tmp_path, dense):
         torch.testing.assert_close(weight.grad, gradients[name], atol=2e-6, rtol=1e-3, msg=name)
 
 
+@pytest.mark.long
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     """A checkpoint contains the best weights so far, in addition to the latest ones."""
     arguments = [*TRAIN, "--steps", 500, "--similarity", "penumbral"]

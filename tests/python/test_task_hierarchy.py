@@ -186,6 +186,7 @@ def test_the_loss_by_definition(tmp_path, corrupt):
     torch.testing.assert_close(points.grad, gradient, atol=2e-3, rtol=2e-2)
 
 
+@pytest.mark.long
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     arguments = [*TRAIN, *FEW, "--steps", 500, "--similarity", "umbral"]
     with Interrupted(arguments, folder, tmp_path, every=20):

@@ -349,6 +349,7 @@ RANDOM = ["--similarity", "penumbral", "--position", "cape:shape=grid+learned", 
           "--dropout", 0.2]  # fmt: skip
 
 
+@pytest.mark.long
 def test_interrupted_training_resumes_to_the_same_weights(folder, tmp_path):
     words = ["train", "--task", "images", "--data", "colour", "--steps", 150, *tiny(), *RANDOM]
     with Interrupted(words, folder, tmp_path, every=10, resume=["--threads", 1]) as run:
@@ -508,6 +509,7 @@ def real(name: str) -> pathlib.Path:
     return SHARED / name
 
 
+@pytest.mark.long
 def test_mnist(tmp_path):
     files = real("mnist")
     make_data([
@@ -524,6 +526,7 @@ def test_mnist(tmp_path):
     assert 1 < measured["loss"] < 5
 
 
+@pytest.mark.long
 def test_adrenal_mnist_3d(tmp_path):
     file = next(real("adrenalmnist3d").glob("*.npz"))
     make_data([

@@ -263,6 +263,7 @@ def test_generates_the_same_again(gnomon, pieces):
 
 
 @pytest.mark.parametrize("grid", ["quarter", "16th"])
+@pytest.mark.long
 def test_chorales_of_bach(gnomon, tmp_path, grid):
     source = JSB / f"jsb-chorales-{grid}.json"
     if not source.exists():

@@ -369,6 +369,7 @@ def test_two_processes_give_the_result_of_one(folder):
     assert_same(folder / "two", folder / "one")
 
 
+@pytest.mark.long
 def test_real_digits(tmp_path):
     if not FSDD.exists():
         pytest.skip(f"{FSDD} is absent")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
+from formulas import mostly_long
 from safetensors.numpy import load_file
 from test_cli import PROGRAM, Interrupted, config_of, losses, refused, step_of
 from test_cli import gnomon as run_gnomon
@@ -285,7 +286,9 @@ def test_loss_is_that_of_pegasus_with_the_same_weights(folder, model):
         assert at["loss"] == pytest.approx(total / tokens, abs=1e-5)
 
 
-@pytest.mark.parametrize(("beam", "alpha"), [(1, 0.6), (4, 0), (4, 0.6), (3, 2)])
+@pytest.mark.parametrize(
+    ("beam", "alpha"), mostly_long([(1, 0.6), (4, 0.6), (4, 0), (3, 2)], ordinary=2)
+)
 def test_translations_are_those_of_pegasus_with_the_same_weights(folder, model, beam, alpha):
     """The results of transformers' beam search, rescored because its length penalty differs."""
     words = Words(model / FILE)
@@ -476,11 +479,13 @@ def acting(position: str) -> str:
 
 @pytest.mark.parametrize(
     ("similarity", "position", "cross"),
-    [
-        ("dot", "rope+hype:tau=learned+conv:kernel=3:groups=2", "same"),
-        ("penumbral", "learned+t5", "alibi:slopes=learned"),
-        ("dot", "relative:max_offset=4", "rope"),
-    ],
+    mostly_long(
+        [
+            ("penumbral", "learned+t5", "alibi:slopes=learned"),
+            ("dot", "rope+hype:tau=learned+conv:kernel=3:groups=2", "same"),
+            ("dot", "relative:max_offset=4", "rope"),
+        ]
+    ),
 )
 def test_terms_act_in_all_attentions(folder, tmp_path, similarity, position, cross):
     """With and without a cache, loss and greedy translations equal those of the Python modules."""
@@ -760,6 +765,7 @@ def test_wrong_words_are_one_line(tmp_path, arguments, part):
 # ---- Real data
 
 
+@pytest.mark.long
 def test_multi30k(tmp_path):
     if not (DATA / "multi30k").exists():
         pytest.skip("no ../shared/data/multi30k")
