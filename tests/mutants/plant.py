@@ -180,7 +180,7 @@ class Workshop:
         return (None if hangs else run.returncode), output
 
     def objects(self, file: Path) -> list[Path]:
-        """The objects compiled from a file, or those that represent them."""
+        """Returns the objects to rebuild first if a file changes: all that include it, or a few."""
         command = [self.ninja, "-C", str(self.build_folder), "-t", "deps"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         objects = []

@@ -847,7 +847,7 @@ def pairwise(**axes) -> pytest.MarkDecorator:
 
 
 def mostly_long(cases: Iterable, ordinary: int = 1) -> list:
-    """Marks all cases but the first as long: `make test` omits them."""
+    """Marks every case except the first `ordinary` as long; `make test` omits those."""
     cases = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [
         pytest.param(*case, marks=[pytest.mark.long] * (i >= ordinary))

@@ -247,7 +247,7 @@ def run_into(output: int, arguments: list[object], cwd: pathlib.Path):
 PRINTING = {
     "help": ["--help"],
     "version": ["--version"],
-    "inspect --help": ["inspect", "--help"],
+    **{f"{command} --help": [command, "--help"] for command in (*COMMANDS, "inspect")},
     "list": ["list"],
     "list --json": ["list", "--json"],
     "list --markdown": ["list", "--markdown"],
@@ -265,7 +265,10 @@ PRINTING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PRINTING)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] * n.endswith(" --help")) for n in PRINTING],
+)
 def test_a_full_disk_behind_the_standard_output(folder, model, tmp_path, name):
     for path in ("text.txt", "model"):
         (tmp_path / path).symlink_to(folder / path)

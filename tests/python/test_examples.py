@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 import torch
-from formulas import assert_near, mostly_long
+from formulas import assert_near
 from test_cli import ROOT
 
 import gnomon
@@ -86,16 +86,12 @@ EXAMPLES = {
 }
 
 
-# This one trains for half a minute.
-LONG = {"mean_flow"}
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+LONG = {"mean_flow"}  # trains for half a minute
 
 
 @pytest.mark.parametrize(
-    "name",
-    mostly_long(
-        sorted((path.stem for path in FOLDER.glob("*.py")), key=lambda name: name in LONG),
-        ordinary=-len(LONG),
-    ),
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in NAMES]
 )
 def test_examples(name):
     EXAMPLES[name](run(f"{name}.py"))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from formulas import pairwise, rotate
+from formulas import mostly_long, pairwise, rotate
 from operator_checks import CHECKS, peak_memory
 from torch import Tensor
 
@@ -303,7 +303,13 @@ def test_low_precision_rounds_only_inputs_and_outputs(dtype):
 
 @pytest.mark.parametrize(
     ("feature", "causal", "dynamic"),
-    [("elu", False, True), ("relu", True, False), ("favor", True, True)],
+    mostly_long(
+        [
+            *(("elu", False, True), ("relu", True, False), ("favor", True, True)),
+            *(("elu", True, False), ("relu", False, True), ("favor", False, False)),
+        ],
+        ordinary=3,
+    ),
 )
 def test_compile(feature, causal, dynamic):
     torch.compiler.reset()
