@@ -305,7 +305,8 @@ class BackwardPass {
       Real* const slopes = TopSlopes(row);
       if (functions_.has_product()) slopes[functions_.row_scalars() + 1] = finite(top_pairs.g(n));
       if (functions_.is_distance() && !near[n]) slopes[0] = slopes[functions_.row_scalars() + 1];
-      for (int s = 0; s < functions_.row_scalars(); ++s) slopes[s + 1] = finite(top_pairs.a(s, n));
+      ForScalars(functions_.row_scalars(),
+                 [&](int s) { slopes[s + 1] = finite(top_pairs.a(s, n)); });
     }
   }
 
@@ -843,6 +844,52 @@ class BackwardPass {
     pair_turns_.Pass(turn, place);
   }
 
+  // One row of a tile in RowGradients: its inputs and the sums over it.
+  struct Row {
+    int64_t index;  // of the tile's rows
+    TileRow at;
+    PairRow pairs;
+    RowView view;
+    int64_t open;  // leading columns that need no mask
+    RowSoftmax softmax;
+    Real factor;
+    ColumnScalars::Pointers scalars;
+    std::array<Real*, kMostScalars + 1> d_scalars;
+    Real* weights;     // inner products, then weights
+    Real* d_scores;    // dP, then the inner products' gradients
+    Real* d_key_bias;  // sums over the rows
+    RowSums sums;
+    // Sums of ds and of the weights, each multiplied by the terms added to the scores.
+    Real sum_added = 0;
+    Real mean_added = 0;
+  };
+
+  // Sets the members of `row` that are common to the rows of a band. Its columns are those that any
+  // row of the band sees, extended to whole vectors.
+  void SetBand(const Block& block, const Band& band, int64_t h, const TileMask& mask,
+               Row& row) const {
+    const int64_t b = block.b;
+    const int64_t key_head = h / group_;
+    const int64_t begin = band.begin / kLaneCount * kLaneCount;
+    const int64_t first = block.first;
+    row.at = {b,
+              h,
+              0,
+              first + begin,
+              RoundUp(band.end, kLaneCount) - begin,
+              first + band.begin,
+              first + band.end,
+              mask.paired,
+              1.0f};
+    row.pairs = LoadHead(functions_, in_, b, h, key_head, first + begin,
+                         PanelsOf(b, key_head, first, begin));
+    row.scalars = scalars_.At(b, key_head, first + begin);
+    for (int s = 0; s < column_numbers(); ++s) {
+      row.d_scalars[Size(s)] = block.d_columns + s * kBackwardColumns + begin;
+    }
+    row.d_key_bias = block.d_key_biases + h % group_ * kBackwardColumns + begin;
+  }
+
   // Converts a tile's products to weights and score gradients, and the windows' products to
   // gradients per table entry. Flattened for the reason given at ForwardTile::AddWeights.
   HWY_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, const TileMask& mask,
@@ -853,137 +900,88 @@ class BackwardPass {
     const DF d;
     block.near_pairs.clear();
     const bool tempered = terms_.has_temperature();
+    const bool has_terms = terms_.to_scores() || terms_.caps() || mask.paired;
+    const bool has_values = terms_.values().exists();
+    const bool balanced = balances();
     TileSums totals;
     TileSums of_row;
     ClearSums(functions_.head_scalars(), totals);
     ClearSums(functions_.head_scalars(), of_row);
+    TileSums& sums_of_heads = tempered ? of_row : totals;
     Band band{0, 0, 0, 0};
     auto next_band = block.bands.begin();
-    // The columns that any row of the band sees, extended to whole vectors.
-    int64_t begin = 0;
-    int64_t end = 0;
+    Row row;
+    int64_t begin = 0;  // the first of the band's columns
     bool masked = false;
-    Real* d_key_bias = nullptr;
-    auto scalars = scalars_.At(b, h / group_, first);
-    std::array<Real*, kMostScalars + 1> d_scalars{};
     for (int64_t r = 0;; ++r) {
       if (r == band.last_row) {
         if (next_band == block.bands.end()) break;
         band = *next_band++;
         r = band.first_row;
-        begin = band.begin / kLaneCount * kLaneCount;
-        end = RoundUp(band.end, kLaneCount);
-        masked = mask.HidesWithin({begin, end}, r, band.last_row) || mask.segmented || mask.placed;
-        d_key_bias = block.d_key_biases + h % group_ * kBackwardColumns + begin;
-        scalars = scalars_.At(b, h / group_, first + begin);
-        for (int s = 0; s < column_numbers(); ++s) {
-          d_scalars[Size(s)] = block.d_columns + s * kBackwardColumns + begin;
-        }
+        SetBand(block, band, h, mask, row);
+        row.pairs.near_pairs = &block.near_pairs;
+        begin = row.at.begin - first;
+        masked = mask.HidesWithin({begin, begin + row.at.count}, r, band.last_row) ||
+                 mask.segmented || mask.placed;
       }
       if (tempered) ClearSums(functions_.head_scalars(), of_row);
-      TileSums& sums_of_heads = tempered ? of_row : totals;
       const int64_t i = first_row + r;
       const int64_t in_heads = head * n_.queries + i;
-      const RowSoftmax softmax{largest_.data()[in_heads], inverse_sum_.data()[in_heads],
-                               delta_.data()[in_heads], top_f_.data()[in_heads],
-                               TopSlopes(in_heads)};
+      row.index = r;
+      row.softmax = {largest_.data()[in_heads], inverse_sum_.data()[in_heads],
+                     delta_.data()[in_heads], top_f_.data()[in_heads], TopSlopes(in_heads)};
+      row.at.i = i;
       // A row without keys has zero gradients at any temperature.
-      const Real temperature = softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
-      const TileRow at{b,
-                       h,
-                       i,
-                       first + begin,
-                       end - begin,
-                       first + band.begin,
-                       first + band.end,
-                       mask.paired,
-                       temperature};
-      const Real factor = in_.factor[h] * temperature;
-      PairRow row = LoadRow(functions_, in_, b, h, h / group_, i, first + begin, factor,
-                            norms_ ? norms_.data()[head * n_.queries + i] : 0,
-                            PanelsOf(b, h / group_, first, begin));
-      row.near_pairs = &block.near_pairs;
-      row.index = static_cast<int32_t>(r);
-      const size_t known_pairs = block.near_pairs.size();
-      RowView view;
-      view.span = {mask.rows[r].begin - begin, mask.rows[r].end - begin};
+      row.at.temperature = row.softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
+      row.factor = in_.factor[h] * row.at.temperature;
+      LoadRow(functions_, in_, b, h, i, row.factor, norms_ ? norms_.data()[in_heads] : 0,
+              row.pairs);
+      row.pairs.index = static_cast<int32_t>(r);
+      const size_t known_pairs = functions_.is_distance() ? block.near_pairs.size() : 0;
+      row.view = {};
+      row.view.span = {mask.rows[r].begin - begin, mask.rows[r].end - begin};
       if (segments_.Mixed(b, i)) {
-        view.segments = segments_.Keys(b, first + begin);
-        view.segment = segments_.Query(b, i);
+        row.view.segments = segments_.Keys(b, first + begin);
+        row.view.segment = segments_.Query(b, i);
       }
       if (mask.placed) {
-        view.positions = positions_.Keys(b, first + begin);
+        row.view.positions = positions_.Keys(b, first + begin);
         const Positions::Range sees = positions_.SeenBy(b, i);
-        view.low = sees.low;
-        view.high = sees.high;
+        row.view.low = sees.low;
+        row.view.high = sees.high;
       }
-      view.FindOpen(kLaneCount);
-      const int64_t open = masked ? OpenColumns(view, at.count) : at.count;
-      Real* const weights = block.tile + r * kBackwardColumns + begin;
-      Real* const d_scores = block.gradient + r * kBackwardColumns + begin;
-      if (terms_.values().exists()) {
-        terms_.AddValueProducts(at, values_window.Row(r), values_window, d_scores, &block.runs);
+      row.view.FindOpen(kLaneCount);
+      row.open = masked ? OpenColumns(row.view, row.at.count) : row.at.count;
+      row.weights = block.tile + r * kBackwardColumns + begin;
+      row.d_scores = block.gradient + r * kBackwardColumns + begin;
+      if (has_values) {
+        terms_.AddValueProducts(row.at, values_window.Row(r), values_window, row.d_scores,
+                                &block.runs);
       }
-      if (terms_.drops()) terms_.Drop(at, d_scores);
-      RowSums sums;
-      // Sums of ds and of the weights, each multiplied by the terms added to the scores.
-      Real sum_added = 0;
-      Real mean_added = 0;
-      if (terms_.to_scores() || at.paired || terms_.caps()) {
-        const Real* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
-        Real* const of_keys_row =
-            of_keys().exists() ? block.of_keys + r * kBackwardColumns + begin : nullptr;
-        const Real* added =
-            terms_.ScoreRow(at, products, keys_window, of_keys_row, block.added, &block.runs,
-                            grad_.temperature != nullptr ? block.plain : nullptr);
-        ScoreGradients to;
-        if (d_bias_) to.bias = BiasGradient(block.part, head);
-        if (grad_.key_bias != nullptr) to.key_bias = d_key_bias;
-        if (grad_.pair_bias.data != nullptr) {
-          to.pairs = block.d_pairs + r * kBackwardColumns + begin;
-        }
-        if (wants_of_keys()) to.of_keys = of_keys_row;
-        if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
-        to.temperature = grad_.temperature != nullptr;
-        if (terms_.caps()) {
-          std::copy_n(weights, at.count, block.capped);
-          functions_.template Scores<true>(block.capped, at.count, open, row, scalars.data(),
-                                           factor * kLog2E, added, view);
-          terms_.CapGradients(at.count, added, softmax.delta, block.capped, d_scores);
-          added = block.capped;
-        }
-        Real* d_added = terms_.GradientRow(at, to, block.d_added);
-        functions_.template Gradients<true>(weights, d_scores, at.count, open, row, scalars.data(),
-                                            d_scalars.data(), factor, added, d_added, softmax,
-                                            balances(), view, sums_of_heads, sums);
-        if (to.temperature) {
-          sum_added = SumOfSeen(at.count, weights, d_added, block.plain);
-          mean_added = SumOfSeen(at.count, weights, weights, block.plain);
-        }
-        if (to.relative != nullptr) keys_window.ClearRow(r);
-        if (d_added == block.d_added) {
-          terms_.SpreadGradient(at, to, keys_window, d_added, &block.runs);
-        }
+      if (terms_.drops()) terms_.Drop(row.at, row.d_scores);
+      if (has_terms) {
+        GradientsWithTerms(block, keys_window, balanced, sums_of_heads, row);
       } else {
-        functions_.template Gradients<false>(weights, d_scores, at.count, open, row, scalars.data(),
-                                             d_scalars.data(), factor, nullptr, nullptr, softmax,
-                                             balances(), view, sums_of_heads, sums);
+        functions_.template Gradients<false>(row.weights, row.d_scores, row.at.count, row.open,
+                                             row.pairs, row.scalars.data(), row.d_scalars.data(),
+                                             row.factor, nullptr, nullptr, row.softmax, balanced,
+                                             row.view, sums_of_heads, row.sums);
       }
-      for (size_t n = known_pairs; n < block.near_pairs.size(); ++n) {
-        block.near_pairs[n].column += static_cast<int32_t>(begin);
-      }
-      if (terms_.drops()) terms_.Drop(at, weights);
-      if (terms_.values().exists()) {
+      if (terms_.drops()) terms_.Drop(row.at, row.weights);
+      if (has_values) {
         values_window.ClearRow(r);
-        terms_.AddWeights(at, weights, values_window.Row(r), values_window, &block.runs);
+        terms_.AddWeights(row.at, row.weights, values_window.Row(r), values_window, &block.runs);
       }
-      for (int s = 0; s < functions_.row_scalars(); ++s) {
-        block.d_rows[s * kRowBlock + r] = sums.a[s];
-      }
+      const RowSums& sums = row.sums;
+      ForScalars(functions_.row_scalars(),
+                 [&](int s) { block.d_rows[s * kRowBlock + r] = sums.a[s]; });
       if (functions_.is_distance()) {
+        for (size_t n = known_pairs; n < block.near_pairs.size(); ++n) {
+          block.near_pairs[n].column += static_cast<int32_t>(begin);
+        }
         block.d_rows[functions_.row_scalars() * kRowBlock + r] = sums.norm;
       }
-      if (balances()) {
+      if (balanced) {
         block.d_rows[row_numbers() * kRowBlock + r] = sums.score;
         block.d_rows[(row_numbers() + 1) * kRowBlock + r] = sums.mean;
       }
@@ -991,19 +989,63 @@ class BackwardPass {
       const Real sum_f = SumOfLanes(of_row.factor);
       const VF factor_before = hn::Load(d, totals.factor);
       const VF of_factor = hn::Load(d, of_row.factor);
-      hn::Store(hn::MulAdd(of_factor, hn::Set(d, temperature), factor_before), d, totals.factor);
+      hn::Store(hn::MulAdd(of_factor, hn::Set(d, row.at.temperature), factor_before), d,
+                totals.factor);
       for (int s = 0; s < functions_.head_scalars(); ++s) {
         hn::Store(hn::Load(d, totals.t[s]) + hn::Load(d, of_row.t[s]), d, totals.t[s]);
       }
       if (grad_.temperature == nullptr) continue;
-      block.d_rows[(row_numbers() + 2) * kRowBlock + r] = in_.factor[h] * sum_f + sum_added * kLn2;
+      block.d_rows[(row_numbers() + 2) * kRowBlock + r] =
+          in_.factor[h] * sum_f + row.sum_added * kLn2;
       block.d_rows[(row_numbers() + 3) * kRowBlock + r] =
-          in_.factor[h] * sums.mean + mean_added * kLn2;
+          in_.factor[h] * sums.mean + row.mean_added * kLn2;
     }
     HeadSums& of_head = d_head_[Size(head * blocks_ + block.index)];
     of_head.factor += SumOfLanes(totals.factor);
     for (int s = 0; s < functions_.head_scalars(); ++s) {
       of_head.t[s] += SumOfLanes(totals.t[s]);
+    }
+  }
+
+  // The gradients of a row with terms added to its scores, or with capped scores. This is a
+  // function of its own, so that other rows do not reload the vector constants that it needs.
+  HWY_NOINLINE HWY_FLATTEN void GradientsWithTerms(Block& block, const TableWindow& keys_window,
+                                                   bool balanced, TileSums& sums_of_heads,
+                                                   Row& row) {
+    const TileRow& at = row.at;
+    const int64_t r = row.index;
+    const int64_t begin = at.begin - block.first;
+    const Real* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
+    Real* const of_keys_row =
+        of_keys().exists() ? block.of_keys + r * kBackwardColumns + begin : nullptr;
+    const Real* added =
+        terms_.ScoreRow(at, products, keys_window, of_keys_row, block.added, &block.runs,
+                        grad_.temperature != nullptr ? block.plain : nullptr);
+    ScoreGradients to;
+    if (d_bias_) to.bias = BiasGradient(block.part, at.b * n_.heads + at.h);
+    if (grad_.key_bias != nullptr) to.key_bias = row.d_key_bias;
+    if (grad_.pair_bias.data != nullptr) to.pairs = block.d_pairs + r * kBackwardColumns + begin;
+    if (wants_of_keys()) to.of_keys = of_keys_row;
+    if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
+    to.temperature = grad_.temperature != nullptr;
+    if (terms_.caps()) {
+      std::copy_n(row.weights, at.count, block.capped);
+      functions_.template Scores<true>(block.capped, at.count, row.open, row.pairs,
+                                       row.scalars.data(), row.factor * kLog2E, added, row.view);
+      terms_.CapGradients(at.count, added, row.softmax.delta, block.capped, row.d_scores);
+      added = block.capped;
+    }
+    Real* d_added = terms_.GradientRow(at, to, block.d_added);
+    functions_.template Gradients<true>(row.weights, row.d_scores, at.count, row.open, row.pairs,
+                                        row.scalars.data(), row.d_scalars.data(), row.factor, added,
+                                        d_added, row.softmax, balanced, row.view, sums_of_heads,
+                                        row.sums);
+    row.sum_added = to.temperature ? SumOfSeen(at.count, row.weights, d_added, block.plain) : 0;
+    row.mean_added =
+        to.temperature ? SumOfSeen(at.count, row.weights, row.weights, block.plain) : 0;
+    if (to.relative != nullptr) keys_window.ClearRow(r);
+    if (d_added == block.d_added) {
+      terms_.SpreadGradient(at, to, keys_window, d_added, &block.runs);
     }
   }
 
@@ -1163,7 +1205,7 @@ class BackwardPass {
     const Real* const slopes = TopSlopes(row);
     const Real factor = in_.factor[h] * terms_.Temperature(b, h, i);
     if (const Real df = DLse(row) * factor; df != 0.0f) {
-      for (int s = 0; s < functions_.row_scalars(); ++s) RowSum(s)[row] += df * slopes[s + 1];
+      ForScalars(functions_.row_scalars(), [&](int s) { RowSum(s)[row] += df * slopes[s + 1]; });
       if (functions_.is_distance()) RowSum(functions_.row_scalars())[row] += df * slopes[0];
     }
     const auto imbalance = static_cast<Real>(Imbalance(row));

@@ -433,9 +433,9 @@ class ForwardTile {
     const int64_t columns = at.count;
     Real* tile = scratch.tile + r * kForwardColumns + begin;
     const Real row_factor = in_.factor[at.h] * at.temperature;
-    const PairRow row =
-        LoadRow(functions_, in_, block.b, at.h, at.h / group_, at.i, at.begin, row_factor,
-                block.norm[r], {pairs_ ? nullptr : keys.panels, dim_, begin});
+    PairRow row = LoadHead(functions_, in_, block.b, at.h, at.h / group_, at.begin,
+                           {pairs_ ? nullptr : keys.panels, dim_, begin});
+    LoadRow(functions_, in_, block.b, at.h, at.i, row_factor, block.norm[r], row);
     ColumnScalars::Pointers scalars = keys.scalars;
     for (int s = 0; s < column_numbers(); ++s) scalars[Size(s)] += begin;
     const Real factor = row_factor * kLog2E;

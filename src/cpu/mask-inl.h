@@ -234,12 +234,27 @@ struct TileMask {
   // Sets the spans of `count` queries starting at `position`, for columns [first, first + width).
   void Set(const Mask& mask, KeyRange batch, int64_t position, int64_t count, int64_t first,
            int64_t width) {
+    const auto span = [&](int64_t r) {
+      const KeyRange keys = VisibleKeys(mask, batch, position + r);
+      RowSpan row;
+      row.begin = std::clamp<int64_t>(keys.begin - first, 0, width);
+      row.end = std::clamp<int64_t>(keys.end - first, row.begin, width);
+      return row;
+    };
+    const RowSpan top = span(0);
+    const RowSpan bottom = span(count - 1);
+    // Both ends are monotonic in the position, so equal first and last spans imply equal spans.
+    if (top.begin == bottom.begin && top.end == bottom.end) {
+      std::fill_n(rows, count, top);
+      begin = top.begin == top.end ? width : top.begin;
+      end = top.begin == top.end ? 0 : top.end;
+      partial = false;
+      return;
+    }
     begin = width;
     end = 0;
     for (int64_t r = 0; r < count; ++r) {
-      const KeyRange keys = VisibleKeys(mask, batch, position + r);
-      rows[r].begin = std::clamp<int64_t>(keys.begin - first, 0, width);
-      rows[r].end = std::clamp<int64_t>(keys.end - first, rows[r].begin, width);
+      rows[r] = span(r);
       if (rows[r].begin == rows[r].end) continue;
       begin = std::min(begin, rows[r].begin);
       end = std::max(end, rows[r].end);

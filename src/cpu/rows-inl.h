@@ -254,33 +254,49 @@ inline HWY_NOINLINE void DistancesByDifferences(const PairRow& row, int64_t j, c
   hn::Store(UnlessInfinite(row, sums.Sum()), d, distances);
 }
 
-// Loads the inputs of row i. The last three arguments are needed only for distances: the factor,
-// the token's squared norm, and the panels of the tile's keys.
+// Calls f(s) for each of `count` scalars. The loop has a constant bound, so that it is unrolled.
+template <class F>
+HWY_INLINE void ForScalars(int count, const F& f) {
+  for (int s = 0; s < kMostScalars; ++s) {
+    if (s == count) return;
+    f(s);
+  }
+}
+
+// Loads the inputs that rows of a head share: the head's scalars and, for distances, the location
+// of the keys, which start at `first_column`.
 template <class Functions>
-HWY_INLINE PairRow LoadRow(const Functions& functions, const AttentionInput<Real>& in, int64_t b,
-                           int64_t h, int64_t key_head, int64_t i, int64_t first_column,
-                           Real factor = 0, Real norm = 0, const TilePanels& panels = {}) {
+HWY_INLINE PairRow LoadHead(const Functions& functions, const AttentionInput<Real>& in, int64_t b,
+                            int64_t h, int64_t key_head, int64_t first_column,
+                            const TilePanels& panels) {
   const AttentionShape& n = in.shape;
   PairRow row;
-  for (int s = 0; s < functions.row_scalars(); ++s) {
-    row.a[s] = in.row_scalars[((s * n.batch + b) * n.heads + h) * n.queries + i];
-  }
-  for (int s = 0; s < functions.head_scalars(); ++s) {
-    row.t[s] = in.head_scalars[s * n.heads + h];
-  }
+  ForScalars(functions.head_scalars(), [&](int s) { row.t[s] = in.head_scalars[s * n.heads + h]; });
   if (functions.is_distance()) {
     row.near_distances = DistancesByDifferences;
-    row.x = in.x.row(b, h, i);
     row.y = in.y.row(b, key_head, first_column);
     row.type = TypeOf(in.y);
     row.y_stride = in.y.stride[2] * BytesOf(row.type);
     row.keys = n.keys - first_column;
     row.panels = panels;
     row.dim = n.dim;
+  }
+  return row;
+}
+
+// Loads the inputs of row i. The factor and the token's squared norm are needed only for distances.
+template <class Functions>
+HWY_INLINE void LoadRow(const Functions& functions, const AttentionInput<Real>& in, int64_t b,
+                        int64_t h, int64_t i, Real factor, Real norm, PairRow& row) {
+  const AttentionShape& n = in.shape;
+  ForScalars(functions.row_scalars(), [&](int s) {
+    row.a[s] = in.row_scalars[((s * n.batch + b) * n.heads + h) * n.queries + i];
+  });
+  if (functions.is_distance()) {
+    row.x = in.x.row(b, h, i);
     row.norm = norm;
     row.near = NearShare(static_cast<float>(factor), static_cast<float>(norm));
   }
-  return row;
 }
 
 // Pairs for which f and its derivatives are evaluated: one pair for each of several rows, at most a
@@ -303,16 +319,15 @@ class LonePairs {
     } else if (functions_.has_product()) {
       g_[count_] = Sum(n.dim, [x, y](int64_t e) { return x[e] * y[e]; });
     }
-    for (int s = 0; s < functions_.row_scalars(); ++s) {
+    ForScalars(functions_.row_scalars(), [&](int s) {
       a_[s][count_] = in_.row_scalars[((s * n.batch + b) * n.heads + h) * n.queries + i];
-    }
-    for (int s = 0; s < functions_.column_scalars(); ++s) {
+    });
+    ForScalars(functions_.column_scalars(), [&](int s) {
       const int64_t of_head = (s * n.batch + b) * n.key_heads + key_head;
       b_[s][count_] = in_.column_scalars[of_head * n.keys + key];
-    }
-    for (int s = 0; s < functions_.head_scalars(); ++s) {
-      t_[s][count_] = in_.head_scalars[s * n.heads + h];
-    }
+    });
+    ForScalars(functions_.head_scalars(),
+               [&](int s) { t_[s][count_] = in_.head_scalars[s * n.heads + h]; });
     ++count_;
   }
 
