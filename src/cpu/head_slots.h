@@ -39,7 +39,8 @@ class HeadTasks {
     // With this many heads per worker, no worker idles for long at the end.
     constexpr int64_t kManyPerWorker = 16;
     const int64_t least = (blocks > 1 ? kManyPerWorker : 1) * workers_;
-    if (workers_ == 1 || heads_ >= least) of_head_.resize(static_cast<size_t>(heads_));
+    const bool serial = WorkersFor(executor, heads_ * blocks) == 1;
+    if (serial || heads_ >= least) of_head_.resize(static_cast<size_t>(heads_));
   }
 
   bool whole() const { return !of_head_.empty(); }

@@ -1,4 +1,4 @@
-// Tests that results do not depend on which of several concurrent workers is late.
+// Tests how workers share a call, and that results do not depend on which worker is late.
 #include <pthread.h>
 
 #include <atomic>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/random_problem.h"
+#include "cpu/head_slots.h"
 #include "gnomon/attention.h"
 #include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
@@ -18,12 +19,17 @@
 namespace gnomon::testing {
 namespace {
 
+using std::chrono::microseconds;
+
+constexpr microseconds kStall(500);
+
 extern "C" void Stall(int) {
-  const timespec time = {0, 500'000};
+  const timespec time = {0, std::chrono::nanoseconds(kStall).count()};
   nanosleep(&time, nullptr);
 }
 
-// Delays its threads at arbitrary points of their work, one after the other.
+// Stops one of its threads again and again, at arbitrary points of its work, and each time for long
+// enough that the other threads process many tasks.
 class StallingExecutor final : public Executor {
  public:
   int max_workers() const override { return 4; }
@@ -33,18 +39,29 @@ class StallingExecutor final : public Executor {
     action.sa_handler = Stall;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, &before);
-    std::atomic<int> running{workers};
+    std::atomic<int> started{0};
+    std::atomic<int> finished{0};
     std::vector<std::thread> threads;
     for (int worker = 0; worker < workers; ++worker) {
       threads.emplace_back([&, worker] {
+        started.fetch_add(1);
         body(worker);
-        running.fetch_sub(1);
+        finished.fetch_add(1);
       });
     }
-    std::mt19937 engine(1);
-    while (running.load() > 0) {
-      pthread_kill(threads[engine() % threads.size()].native_handle(), SIGUSR1);
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    static std::mt19937 engine(1);
+    const pthread_t late = threads[engine() % threads.size()].native_handle();
+    const auto wait = [&finished, workers](microseconds time) {
+      const auto end = std::chrono::steady_clock::now() + time;
+      while (finished.load() < workers && std::chrono::steady_clock::now() < end) {
+        std::this_thread::yield();
+      }
+    };
+    while (started.load() < workers) std::this_thread::yield();
+    while (finished.load() < workers) {
+      wait(microseconds(engine() % 50));
+      pthread_kill(late, SIGUSR1);
+      wait(kStall);
     }
     for (std::thread& thread : threads) thread.join();
     sigaction(SIGUSR1, &before, nullptr);
@@ -72,6 +89,23 @@ TEST(LateWorkersTest, ChangeNoBit) {
       for (int repeat = 0; repeat < 3; ++repeat) ExpectSame(p.Run(StallingExecutor()), serial);
     });
   }
+}
+
+// Few heads are divided among the workers; whole heads are tasks only if no worker idles.
+TEST(HeadTasksTest, KeepAllWorkersBusy) {
+  const auto whole = [](int64_t batch, int64_t key_heads, int workers, int64_t blocks) {
+    const AttentionShape shape = {batch, 4 * key_heads, key_heads, 100, 100, 8, 8};
+    return HeadTasks(shape, ThreadExecutor(workers), blocks).whole();
+  };
+  for (const int workers : {2, 4, 7}) {
+    SCOPED_TRACE(workers);
+    EXPECT_FALSE(whole(1, 1, workers, 100));
+    EXPECT_FALSE(whole(2, 1, workers, 100));
+    EXPECT_FALSE(whole(1, workers, workers, 100));
+    EXPECT_TRUE(whole(16, workers, workers, 100));
+    EXPECT_TRUE(whole(1, 1, workers, 1));
+  }
+  EXPECT_TRUE(whole(1, 1, 1, 100));
 }
 
 // With the largest query offsets, a causal mask hides no key or all keys, and sums of positions do
