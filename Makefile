@@ -157,16 +157,14 @@ build-arm/.setup-python: build-arm/.setup
 	@scripts/setup arm-python
 	@touch $@
 
-# qemu cannot run the tests that start processes or compile code (slow). The other tests take hours,
-# so FILES selects some of them.
+# Tests the contents of the wheels that `make wheel-arm` builds. qemu cannot run the tests that start
+# processes or compile code (slow). The other tests take hours, so FILES selects some of them.
 FILES ?= attention operators positions
 .PHONY: test-arm-python
 test-arm-python: .venv/.setup build-arm/.setup-python ## build for 64-bit Arm and run Python tests under qemu (FILES="attention operators")
-	@test -e build-arm/python/build.ninja || $(configure) -B build-arm/python -DGNOMON_WHEEL=ON \
-		-DGNOMON_TESTS=OFF -DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/cmake/aarch64.cmake" \
-		-DGNOMON_TORCH_PACKAGE="$(CURDIR)/build-arm/site/torch" -DGNOMON_SENTENCEPIECE=OFF
-	$(CMAKE) --build build-arm/python --target gnomon_torch gnomon_program
-	for part in python lab; do $(CMAKE) --install build-arm/python --component $$part --prefix build-arm/installed; done
+	@JOBS=$(JOBS) scripts/wheel --stage --arm "$$(sed -nE 's/^__version__ = .([0-9]+\.[0-9]+).*/\1/p' build-arm/site/torch/version.py)"
+	rm -rf build-arm/installed && mkdir build-arm/installed
+	cp -r build-wheel-arm/stage/. build-wheel-arm/stage-lab/. build-arm/installed
 	scripts/arm-python -m pytest -p no:cacheprovider -m 'not slow and not long' $(FILES:%=tests/python/test_%.py)
 
 build-macos/.setup: scripts/setup
