@@ -79,10 +79,12 @@ endfunction()
 # Compiles the table of each definition in the given files into `target`, together with the
 # definition's text for kernels that are compiled on demand. Sets `entries` to the list of definitions,
 # for example " X(PenumbralSquare, penumbral_square)". For structs in GNOMON_INLINED_DEFINITIONS,
-# the attention passes are also compiled with the definition inlined.
+# the attention passes are also compiled with the definition inlined. DOUBLES adds float64 tables,
+# for definitions that are not part of the library.
 function(gnomon_add_definitions target entries)
+  cmake_parse_arguments(PARSE_ARGV 2 argument "DOUBLES" "" "")
   set(list "")
-  foreach(GNOMON_DEFINITION_FILE IN LISTS ARGN)
+  foreach(GNOMON_DEFINITION_FILE IN LISTS argument_UNPARSED_ARGUMENTS)
     gnomon_definition_structs(${GNOMON_DEFINITION_FILE} structs)
     foreach(GNOMON_DEFINITION_STRUCT IN LISTS structs)
       gnomon_definition_name(${GNOMON_DEFINITION_STRUCT} GNOMON_DEFINITION_NAME)
@@ -93,6 +95,11 @@ function(gnomon_add_definitions target entries)
       set(source ${PROJECT_BINARY_DIR}/generated/${target}/kernel_${GNOMON_DEFINITION_STRUCT}.cc)
       configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/definition_kernel.cc.in ${source} @ONLY)
       target_sources(${target} PRIVATE ${source})
+      if(argument_DOUBLES)
+        set(source ${PROJECT_BINARY_DIR}/generated/${target}/double_${GNOMON_DEFINITION_STRUCT}.cc)
+        configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/definition_double.cc.in ${source} @ONLY)
+        target_sources(${target} PRIVATE ${source})
+      endif()
       get_filename_component(GNOMON_DEFINITION_FILE_NAME ${GNOMON_DEFINITION_FILE} NAME)
       gnomon_text_literal(${GNOMON_DEFINITION_FILE} GNOMON_DEFINITION_LITERAL)
       set(source ${PROJECT_BINARY_DIR}/generated/${target}/source_${GNOMON_DEFINITION_STRUCT}.cc)

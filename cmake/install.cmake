@@ -23,10 +23,12 @@ set(
   base/near_share.h
   core/counting.h
   core/definition_source.h
+  core/double_template.cc
   core/dual_tables.h
   core/engine.h
   core/kernel_template.cc
   core/pair_function_name.h
+  cpu/double.h
   cpu/dual_rows-inl.h
   cpu/dual_table.h
   cpu/pair_rows-inl.h
@@ -70,6 +72,7 @@ install(
     ${PROJECT_BINARY_DIR}/generated/gnomonConfig.cmake
     ${PROJECT_BINARY_DIR}/generated/gnomonConfigVersion.cmake
     cmake/added_definition.cc.in
+    cmake/definition_double.cc.in
     cmake/definition_kernel.cc.in
     cmake/definition_source.cc.in
     cmake/definitions.cmake

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import torch
@@ -61,6 +62,13 @@ extern const char {symbol};
 extern const char* const gnomon_terms;
 const char* const gnomon_terms = &{symbol};
 }}
+"""
+
+#: Source of the function table for float64, which is compiled separately.
+_DOUBLES = """\
+#define GNOMON_DEFINITION {struct}
+#define GNOMON_DEFINITION_FILE "{struct}-inl.h"
+#include "core/double_template.cc"
 """
 
 
@@ -248,12 +256,12 @@ def _wrong(argument: str, value: object, expected: str) -> ValueError:
 
 
 def _command() -> list[str]:
-    """Returns the compiler command, without file names."""
+    """Returns the command that compiles or links, without file names."""
     here = pathlib.Path(__file__).parent
     headers = [here / folder for folder in _build.HEADERS]
     return [
         *shlex.split(os.environ.get("CXX") or "c++"),
-        *("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-w"),
+        *("-std=c++20", "-O2", "-fPIC", "-ffp-contract=off", "-w"),
         *_build.FLAGS,
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-D{definition}" for definition in _build.DEFINITIONS),
@@ -276,10 +284,14 @@ def _link_options() -> list[str]:
 def _library_of(name: str, source: str) -> pathlib.Path:
     """Returns the path of the compiled library, which is specific to one build of gnomon."""
     build = (LIBRARIES / OPERATORS).stat()
-    key = repr((source, _command(), build.st_size, build.st_mtime_ns))
+    key = repr((source, _DOUBLES, _command(), build.st_size, build.st_mtime_ns))
     return (
         cache_folder() / "terms" / f"lib{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     )
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, errors="replace")
 
 
 def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Path) -> None:
@@ -290,15 +302,23 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
             place = pathlib.Path(work)
             (place / f"{struct}-inl.h").write_text(text, encoding="utf-8")
             (place / "terms.cc").write_text(source, encoding="utf-8")
-            command += [f"-I{place}", str(place / "terms.cc"), "-o", str(place / library.name)]
-            command += _link_options()
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-            if done.returncode != 0:
-                told = "\n".join(done.stderr.strip().splitlines()[:20])
-                raise RuntimeError(
-                    f"gnomon.similarity.define: {command[0]} cannot compile {name} (exit code "
-                    f"{done.returncode}):\n{told}"
-                )
+            (place / "doubles.cc").write_text(_DOUBLES.format(struct=struct), encoding="utf-8")
+            command.append(f"-I{place}")
+            objects = [str(place / file) for file in ("terms.o", "doubles.o")]
+            # The two files are compiled at the same time.
+            with ThreadPoolExecutor(len(objects)) as threads:
+                compile_of = [[*command, "-c", f"{o[:-1]}cc", "-o", o] for o in objects]
+                runs = list(threads.map(_run, compile_of))
+            if all(run.returncode == 0 for run in runs):
+                output = ["-shared", *objects, "-o", str(place / library.name)]
+                runs = [_run([*command, *output, *_link_options()])]
+            for run in runs:
+                if run.returncode != 0:
+                    told = "\n".join(run.stderr.strip().splitlines()[:20])
+                    raise RuntimeError(
+                        f"gnomon.similarity.define: {command[0]} cannot compile {name} (exit code "
+                        f"{run.returncode}):\n{told}"
+                    )
             # Renaming is atomic, so other processes never see a partial file.
             os.replace(place / library.name, library)
     except OSError as error:

@@ -1,4 +1,4 @@
-// The tables of pair functions for second derivatives.
+// The tables of pair functions for second derivatives and for float64.
 #ifndef GNOMON_SRC_CORE_DUAL_TABLES_H_
 #define GNOMON_SRC_CORE_DUAL_TABLES_H_
 
@@ -8,20 +8,24 @@
 namespace gnomon {
 
 // Returns the table for the selected instruction set.
-using GetDualTable = const DualTable& (*)();
+template <class T>
+using GetDualTable = const DualTableOf<T>& (*)();
 
-// Always returns true, so that the initializer of a static variable can call it at load time.
-bool AddDualTable(const PairFunction& function, GetDualTable get);
+// Always return true, so that the initializer of a static variable can call them at load time. For
+// doubles, only pair functions that are not part of the library are added.
+bool AddDualTable(const PairFunction& function, GetDualTable<float> get);
+bool AddDualTable(const PairFunction& function, GetDualTable<double> get);
 
-// Returns null if there is no table. For doubles, pair functions that are not part of the library
-// have none. The environment variable GNOMON_FLOAT64 can also exclude the tables for doubles, so
-// that tests can use the reference; Error is thrown if its value is invalid.
+// Returns null if there is no table. The environment variable GNOMON_FLOAT64 can exclude the tables
+// for doubles, so that tests can use the reference; Error is thrown if its value is invalid.
 template <class T>
 const DualTableOf<T>* FindDualTable(const PairFunction& function);
 template <>
 const DualTableOf<float>* FindDualTable(const PairFunction& function);
 template <>
 const DualTableOf<double>* FindDualTable(const PairFunction& function);
+// The table that AddDualTable added, or null.
+const DualTableOf<double>* FindAddedDoubles(const PairFunction& function);
 
 }  // namespace gnomon
 

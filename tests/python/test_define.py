@@ -295,6 +295,7 @@ def test_without_a_compiler(tmp_path, monkeypatch):
 
 
 CHECKS = """
+import os
 import pickle
 import torch
 import gnomon
@@ -346,6 +347,26 @@ for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.b
         for a, b in zip(found, right, strict=True):
             torch.testing.assert_close(
                 a.double(), b, rtol=0, atol=tolerance * max(1, float(b.detach().abs().max())))
+
+# In float64, fused kernels compute first and second derivatives. These equal the reference's.
+tokens = [torch.randn(1, 2, 90, 6, dtype=torch.float64).requires_grad_() for _ in range(3)]
+heads = [torch.rand(2, dtype=torch.float64).add(0.5).requires_grad_() for _ in range(2)]
+leaves = [*tokens, *heads]
+results = []
+for implementation in ("", "reference"):
+    os.environ["GNOMON_FLOAT64"] = implementation
+    o = gnomon.attention(*tokens, similarity=StudentT(*heads), causal=True)
+    first = torch.autograd.grad(o.square().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+    tangent = torch.func.jvp(
+        lambda q: gnomon.attention(q, *tokens[1:], similarity=StudentT(*heads), causal=True),
+        (tokens[0],), (tokens[1],))[1]
+    results.append([o, *first, *second, tangent])
+del os.environ["GNOMON_FLOAT64"]
+for fused, reference in zip(*results, strict=True):
+    torch.testing.assert_close(fused, reference, rtol=1e-10, atol=1e-10)
+# Identical bits would mean that the reference computed both.
+assert any(not torch.equal(fused, reference) for fused, reference in zip(*results, strict=True))
 
 # Tiles with provably negligible weight are skipped.
 x = torch.randn(1, 2, 512, 8)
