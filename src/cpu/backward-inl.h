@@ -846,7 +846,6 @@ class BackwardPass {
 
   // One row of a tile in RowGradients: its inputs and the sums over it.
   struct Row {
-    int64_t index;  // of the tile's rows
     TileRow at;
     PairRow pairs;
     RowView view;
@@ -864,8 +863,7 @@ class BackwardPass {
     Real mean_added = 0;
   };
 
-  // Sets the members of `row` that are common to the rows of a band. Its columns are those that any
-  // row of the band sees, extended to whole vectors.
+  // Sets what all rows of a band share. The band's columns are extended to whole vectors.
   void SetBand(const Block& block, const Band& band, int64_t h, const TileMask& mask,
                Row& row) const {
     const int64_t b = block.b;
@@ -927,7 +925,6 @@ class BackwardPass {
       if (tempered) ClearSums(functions_.head_scalars(), of_row);
       const int64_t i = first_row + r;
       const int64_t in_heads = head * n_.queries + i;
-      row.index = r;
       row.softmax = {largest_.data()[in_heads], inverse_sum_.data()[in_heads],
                      delta_.data()[in_heads], top_f_.data()[in_heads], TopSlopes(in_heads)};
       row.at.i = i;
@@ -1013,7 +1010,7 @@ class BackwardPass {
                                                    bool balanced, TileSums& sums_of_heads,
                                                    Row& row) {
     const TileRow& at = row.at;
-    const int64_t r = row.index;
+    const int64_t r = row.pairs.index;
     const int64_t begin = at.begin - block.first;
     const Real* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
     Real* const of_keys_row =
