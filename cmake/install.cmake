@@ -28,6 +28,7 @@ set(
   core/engine.h
   core/kernel_template.cc
   core/pair_function_name.h
+  cpu/definition-inl.h
   cpu/double.h
   cpu/dual_rows-inl.h
   cpu/dual_table.h

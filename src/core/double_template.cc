@@ -8,8 +8,7 @@
 #define HWY_TARGET_INCLUDE "core/double_template.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // Must follow foreach_target.h:
-#include "cpu/dual_rows-inl.h"
-#include "cpu/pair_rows-inl.h"
+#include "cpu/definition-inl.h"
 #include "hwy/highway.h"
 
 #if defined(GNOMON_DEFINITION) && !defined(GNOMON_DOUBLE_ENTRIES)
@@ -18,39 +17,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
-namespace GNOMON_KERNELS {
-namespace duals {
-namespace {
-
-#include GNOMON_DEFINITION_FILE
-
-namespace derived {
-namespace vocabulary = ::gnomon::GNOMON_KERNELS::duals;
-#include "base/derived_gradient-inl.h"
-#include GNOMON_DEFINITION_FILE
-}  // namespace derived
-
-}  // namespace
-}  // namespace duals
-
-namespace {
-
-// For vectors, the vocabulary uses Highway's Abs and Sqrt.
-using hn::Abs;
-using hn::Sqrt;
-
-#include GNOMON_DEFINITION_FILE
-
-namespace derived {
-namespace vocabulary = ::gnomon::GNOMON_KERNELS;
-#include "base/derived_gradient-inl.h"
-#include GNOMON_DEFINITION_FILE
-}  // namespace derived
-
-}  // namespace
-// NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace GNOMON_KERNELS
-
 namespace HWY_NAMESPACE {
 namespace {
 

@@ -9,8 +9,7 @@
 #define HWY_TARGET_INCLUDE "core/kernel_template.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // Must follow foreach_target.h:
-#include "cpu/dual_rows-inl.h"
-#include "cpu/pair_rows-inl.h"
+#include "cpu/definition-inl.h"
 #ifdef GNOMON_INLINED
 #include "cpu/backward-inl.h"
 #include "cpu/forward-inl.h"
@@ -20,33 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace HWY_NAMESPACE {
-namespace duals {
 namespace {
-
-#include GNOMON_DEFINITION_FILE
-
-namespace derived {
-namespace vocabulary = ::gnomon::HWY_NAMESPACE::duals;
-#include "base/derived_gradient-inl.h"
-#include GNOMON_DEFINITION_FILE
-}  // namespace derived
-
-}  // namespace
-}  // namespace duals
-
-namespace {
-
-// For vectors, the vocabulary uses Highway's Abs and Sqrt.
-using hn::Abs;
-using hn::Sqrt;
-
-#include GNOMON_DEFINITION_FILE
-
-namespace derived {
-namespace vocabulary = ::gnomon::HWY_NAMESPACE;
-#include "base/derived_gradient-inl.h"
-#include GNOMON_DEFINITION_FILE
-}  // namespace derived
 
 using Definition = derived::Complete<GNOMON_DEFINITION, derived::GNOMON_DEFINITION>::Type;
 using OfDuals =

@@ -397,6 +397,8 @@ class ForwardTile {
     if (terms_.keys().exists()) terms_.MultiplyKeys(block.b, h, query, rows, products);
     TableWindow weights = products;
     weights.data = scratch.entry_weights;
+    PairRow pairs = LoadHead(functions_, in_, block.b, h, h / group_, keys.first + span.begin,
+                             {pairs_ ? nullptr : keys.panels, dim_, span.begin});
     for (int64_t r = first_row; r < last_row; ++r) {
       const TileRow row{block.b,
                         h,
@@ -409,7 +411,7 @@ class ForwardTile {
                         terms_.Temperature(block.b, h, query + r - first_row),
                         mask.placed};
       Real* const tile = scratch.tile + r * kForwardColumns + span.begin;
-      AddWeights(block, r, row, masked, mask.rows[r], span.begin,
+      AddWeights(block, r, row, pairs, masked, mask.rows[r], span.begin,
                  terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products, keys,
                  scratch);
       if (terms_.drops()) terms_.Drop(row, tile);
@@ -423,18 +425,16 @@ class ForwardTile {
     }
   }
 
-  // Turns the inner products of row r, starting at tile column `begin`, into weights. The function
-  // is flattened, because the compiler may consider the definition too large to inline, and a
-  // function call per vector would be slow.
-  HWY_FLATTEN void AddWeights(QueryBlock& block, int64_t r, const TileRow& at, bool masked,
-                              RowSpan visible, int64_t begin, const Real* key_products,
+  // Turns the inner products of row r, starting at tile column `begin`, into weights. `row` has
+  // what the rows of its head share. The function is flattened, because the compiler may consider
+  // the definition too large to inline, and a function call per vector would be slow.
+  HWY_FLATTEN void AddWeights(QueryBlock& block, int64_t r, const TileRow& at, PairRow& row,
+                              bool masked, RowSpan visible, int64_t begin, const Real* key_products,
                               const TableWindow& window, const TileKeys& keys,
                               TileScratch& scratch) const {
     const int64_t columns = at.count;
     Real* tile = scratch.tile + r * kForwardColumns + begin;
     const Real row_factor = in_.factor[at.h] * at.temperature;
-    PairRow row = LoadHead(functions_, in_, block.b, at.h, at.h / group_, at.begin,
-                           {pairs_ ? nullptr : keys.panels, dim_, begin});
     LoadRow(functions_, in_, block.b, at.h, at.i, row_factor, block.norm[r], row);
     ColumnScalars::Pointers scalars = keys.scalars;
     for (int s = 0; s < column_numbers(); ++s) scalars[Size(s)] += begin;
