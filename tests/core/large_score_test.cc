@@ -115,8 +115,10 @@ TEST_P(LargeScoreTest, WeightsAddUpToOne) {
        .type = TokenType::kBFloat16,
        .value_type = TokenType::kBFloat16},
   };
+  size_t count = 0;
   for (const ProblemOptions& options : all) {
     for (const float scale : {1.0f, 1e6f}) {
+      if (!RunsWith(function(), count++)) continue;
       std::ostringstream description;
       description << options << " factor " << scale;
       SCOPED_TRACE(description.str());

@@ -204,8 +204,7 @@ TEST_P(PositionsTest, WorkersChangeNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PositionsTest,
-                         ::testing::Combine(::testing::ValuesIn(PairFunctions()),
-                                            ::testing::ValuesIn(PositionsCases())),
+                         ::testing::ValuesIn(WithFunctions(PairFunctions(), PositionsCases())),
                          [](const auto& test) {
                            return std::string(std::get<0>(test.param)->name) +
                                   std::get<1>(test.param).name;

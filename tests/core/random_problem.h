@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -43,6 +44,29 @@ inline std::vector<const PairFunction*> AllPairFunctions() {
   std::vector<const PairFunction*> all = PairFunctions();
   for (const PairFunction* function : TestPairFunctions()) all.push_back(function);
   return all;
+}
+
+// Tests with many cases run all of them with the dot product, which is compiled into the engine,
+// and with penumbral cones. The engine calls the other functions through tables and does not know
+// which one it calls, so each case runs with a third of them, which depends on n.
+inline bool RunsWith(const PairFunction& function, size_t n) {
+  const std::string_view name = function.name;
+  if (name == "dot" || name == "penumbral") return true;
+  const std::vector<const PairFunction*> all = PairFunctions();
+  return (n + static_cast<size_t>(std::ranges::find(all, &function) - all.begin())) % 3 == 0;
+}
+
+// Pairs of a function and a case that it runs with.
+template <class Case>
+std::vector<std::tuple<const PairFunction*, Case>> WithFunctions(
+    const std::vector<const PairFunction*>& functions, const std::vector<Case>& cases) {
+  std::vector<std::tuple<const PairFunction*, Case>> pairs;
+  for (const PairFunction* function : functions) {
+    for (size_t n = 0; n < cases.size(); ++n) {
+      if (RunsWith(*function, n)) pairs.emplace_back(function, cases[n]);
+    }
+  }
+  return pairs;
 }
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();

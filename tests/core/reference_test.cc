@@ -373,8 +373,7 @@ std::vector<const ReferenceCase*> CasePointers() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ReferenceTest,
-                         ::testing::Combine(::testing::ValuesIn(AllPairFunctions()),
-                                            ::testing::ValuesIn(CasePointers())),
+                         ::testing::ValuesIn(WithFunctions(AllPairFunctions(), CasePointers())),
                          [](const auto& test) {
                            return std::string(std::get<0>(test.param)->name) +
                                   std::get<1>(test.param)->name;

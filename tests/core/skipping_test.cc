@@ -300,16 +300,9 @@ Problem<float> SkippingProblem(const PairFunction& f, const SkippingCase& c) {
 }
 
 TEST_P(BoundedFunctionTest, WhatIsLeftOutIsLessThanTheTolerance) {
-  // The dot product and penumbral cones have all cases. Every other function has a third of them,
-  // which depends on its index.
-  const std::vector<SkippingCase> cases = SkippingCases();
-  const std::vector<const PairFunction*> functions = BoundedFunctions();
-  const std::string_view name = function().name;
-  const size_t step = name == "dot" || name == "penumbral" ? 1 : 3;
-  const auto index =
-      static_cast<size_t>(std::ranges::find(functions, &function()) - functions.begin());
-  for (size_t place = index % step; place < cases.size(); place += step) {
-    const SkippingCase& c = cases[place];
+  size_t count = 0;
+  for (const SkippingCase& c : SkippingCases()) {
+    if (!RunsWith(function(), count++)) continue;
     SCOPED_TRACE(c.name);
     Problem<float> p = SkippingProblem(function(), c);
     SetUnitVectors(p);
@@ -384,13 +377,9 @@ TEST_P(BoundedFunctionTest, ResultsAreTheSame) {
        .query_offset = 4000,
        .bias = kShared},
   };
-  // The other terms do not depend on the pair function, so most pair functions are tested with only
-  // a few of these problems.
-  const std::string name = function().name;
-  const bool meets_all = name == "dot" || name == "penumbral";
   size_t count = 0;
   for (const ProblemOptions& options : all) {
-    if (count++ % 4 != 0 && !meets_all) continue;
+    if (!RunsWith(function(), count++)) continue;
     SCOPED_TRACE(::testing::PrintToString(options));
     Problem<float> p = SkippingProblem(function(), {"", options, 0.5f});
     Results<float> results;

@@ -305,8 +305,9 @@ def test_low_precision_rounds_only_inputs_and_outputs(dtype):
     ("feature", "causal", "dynamic"),
     mostly_long(
         [
-            *(("elu", False, True), ("relu", True, False), ("favor", True, True)),
-            *(("elu", True, False), ("relu", False, True), ("favor", False, False)),
+            *(("elu", False, True), ("relu", True, False), ("favor", False, False)),
+            # Tracing random features with a causal mask takes a minute.
+            *(("elu", True, False), ("relu", False, True), ("favor", True, True)),
         ],
         ordinary=3,
     ),

@@ -61,8 +61,17 @@ def loss_of(model):
 
 @pytest.mark.parametrize(
     "options",
-    [*(["--position", position] for position in POSITIONS), *MODELS],
-    ids=lambda options: " ".join(map(str, options)),
+    [
+        pytest.param(options, marks=marks, id=" ".join(map(str, options)))
+        for options, marks in (
+            *((options, []) for options in MODELS),
+            # `make test` takes every third position.
+            *(
+                (["--position", position], [pytest.mark.long] * (n % 3 > 0))
+                for n, position in enumerate(POSITIONS)
+            ),
+        )
+    ],
 )
 def test_the_program_and_python_have_the_same_model(folder, tmp_path, options):
     run = tmp_path / "run"

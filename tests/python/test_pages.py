@@ -77,9 +77,18 @@ def made_small(words: list[str]) -> list[str]:
 # The code on these pages is C++, or commands that need network access.
 NO_PYTHON = {"cpp.md", "data.md"}
 PYTHON_PAGES = [page for page in PAGES if blocks_of(page)]
+LONG = {"compare.md", "inspection.md"}  # many commands
 
 
-@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page, marks=[pytest.mark.long] * (page.name in LONG), id=str(page.relative_to(ROOT))
+        )
+        for page in PYTHON_PAGES
+    ],
+)
 def test_the_code_of_a_page_runs(page, tmp_path):
     if "transformers" in "".join(text for _, text, _ in blocks_of(page)):
         pytest.importorskip("transformers", minversion="5.23")
