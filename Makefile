@@ -96,8 +96,10 @@ wheel: .venv/.setup-dev ## build the wheels in dist/ for several PyTorch release
 wheel-arm: .venv/.setup-dev build-arm/.setup ## build the wheels for 64-bit Arm with a cross compiler
 	@JOBS=$(JOBS) scripts/wheel --arm $(RELEASES)
 
+# Uses the existing build. Without one, the quick build saves the user minutes.
 .PHONY: demo
-demo: build ## compare positions and similarities on text (DATA=file or folder); writes to runs/
+demo: .venv/.setup ## compare positions and similarities on text (DATA=file or folder); writes to runs/
+	@$(MAKE) build QUICK=$(or $(call cached,QUICK),ON) NATIVE=$(or $(call cached,NATIVE),$(NATIVE))
 	@$(BIN)/python -m gnomon.demo $${DATA:+"$$DATA"}
 
 .PHONY: test
