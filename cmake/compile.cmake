@@ -51,14 +51,24 @@ function(gnomon_stands_on_torch target)
   set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE torch)
 endfunction()
 
-# Compiling the headers of PyTorch or GoogleTest takes longer than compiling most files, so batches
-# of sixteen files share this cost. Files that define the same names (terms, tasks) have
-# separate namespaces.
+# Compiling the headers of PyTorch, GoogleTest or JSON takes longer than compiling most files, so
+# batches of files share this cost. Files that define the same names (terms, tasks) have separate
+# namespaces.
 function(gnomon_compiles_together target)
+  # What includes PyTorch is compiled without optimization with GNOMON_QUICK, so a larger batch takes
+  # no longer.
+  get_target_property(precompiled ${target} PRECOMPILE_HEADERS_REUSE_FROM)
+  set(batch 16)
+  if(GNOMON_QUICK AND precompiled)
+    set(batch 40)
+  endif()
   # Relative paths in unity files allow a compiler cache to match them in another clone.
   set_target_properties(
     ${target}
-    PROPERTIES UNITY_BUILD ${GNOMON_UNITY} UNITY_BUILD_BATCH_SIZE 16 UNITY_BUILD_RELOCATABLE ON
+    PROPERTIES
+      UNITY_BUILD ${GNOMON_UNITY}
+      UNITY_BUILD_BATCH_SIZE ${batch}
+      UNITY_BUILD_RELOCATABLE ON
   )
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()

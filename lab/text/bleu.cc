@@ -21,7 +21,7 @@ bool IsSymbol(char c) {
          (c >= '[' && c <= '`') || (c >= '{' && c <= '~');
 }
 
-bool IsSpace(uint32_t c) {
+bool IsWhiteSpace(uint32_t c) {
   return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
          c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
          c == 0x205f || c == 0x3000;
@@ -80,7 +80,7 @@ std::vector<std::string_view> SplitAtSpaces(std::string_view line) {
   for (size_t at = 0; at < line.size();) {
     const CodePoint point = CodePointAt(line, at);
     const size_t next = at + std::max<size_t>(point.bytes, 1);
-    if (point.bytes > 0 && IsSpace(point.value)) {
+    if (point.bytes > 0 && IsWhiteSpace(point.value)) {
       end_word(at);
       begin = next;
     }

@@ -17,6 +17,7 @@
 #include "gnomon/attention.h"
 #include "gnomon/sha256.h"
 #include "text/utf8.h"
+#include "training/files.h"
 #include "training/strings.h"
 
 namespace gnomon::lab {
@@ -24,8 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Limits the size, so that a wrong path does not fill the memory.
-constexpr size_t kMostBytes = size_t{4} << 30;
 constexpr const char* kValidNames[] = {"valid", "validation", "val", "dev"};
 constexpr std::pair<const char*, const char*> kLanguageNames[] = {{"src", "tgt"},
                                                                   {"source", "target"}};
@@ -115,7 +114,7 @@ std::string NameOf(const fs::path& path) {
 }
 
 // Reads a plain or gzipped file.
-std::string ReadFile(const fs::path& path) {
+std::string ReadMaybeGzipped(const fs::path& path) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(
       path == "-" ? gzdopen(dup(STDIN_FILENO), "rb") : gzopen(path.c_str(), "rb"), gzclose);
   const std::string name = NameOf(path);
@@ -125,7 +124,7 @@ std::string ReadFile(const fs::path& path) {
   int count = 0;
   while ((count = gzread(file.get(), part.data(), part.size())) > 0) {
     bytes.append(part.data(), count);
-    if (bytes.size() > kMostBytes) {
+    if (bytes.size() > kMostTextBytes) {
       throw Error(StrCat(name, " contains more than 4 GiB of text"));
     }
   }
@@ -170,7 +169,7 @@ bool IsBlank(std::string_view line) {
 }
 
 std::vector<std::string> ReadSentences(const fs::path& path) {
-  const std::string bytes = ReadFile(path);
+  const std::string bytes = ReadMaybeGzipped(path);
   std::vector<std::string> lines;
   std::string_view rest = bytes;
   while (!rest.empty()) {

@@ -19,8 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kProbe = 8192;
-// Texts are held in memory, which a mistaken `--data /` would fill without this limit.
-constexpr size_t kMostBytes = size_t{4} << 30;
 
 bool Hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
@@ -67,7 +65,7 @@ std::string ReadPart(const fs::path& path, int64_t* files) {
   for (const fs::path& file : TextFiles(path)) {
     bytes += ReadFile(file);
     ++*files;
-    if (bytes.size() > kMostBytes) {
+    if (bytes.size() > kMostTextBytes) {
       throw Error(StrCat("the data folder ", path.string(), " contains more than 4 GiB of text"));
     }
   }

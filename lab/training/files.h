@@ -2,12 +2,16 @@
 #ifndef GNOMON_TRAINING_FILES_H_
 #define GNOMON_TRAINING_FILES_H_
 
+#include <cstddef>
 #include <filesystem>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 namespace gnomon::lab {
+
+// Texts are held in memory, which a mistaken `--data /` would fill without this limit.
+inline constexpr size_t kMostTextBytes = size_t{4} << 30;
 
 // Writes the parts to a uniquely named file next to `path`, flushes it to disk, and renames it to
 // `path`. If `path` is a link, its target is replaced. Devices and pipes are written to directly.

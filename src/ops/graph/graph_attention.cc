@@ -15,23 +15,22 @@
 namespace gnomon {
 namespace {
 
-constexpr const char* kOperation = "gnomon.graph_attention";
-
 void CheckNodes(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   for (const auto& [name, tensor] : {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
-    CheckTokenType(kOperation, name, *tensor, q);
-    TORCH_CHECK_VALUE(tensor->dim() == 3, kOperation, ": ", name, " has shape ",
+    CheckTokenType(kGraphAttention, name, *tensor, q);
+    TORCH_CHECK_VALUE(tensor->dim() == 3, kGraphAttention, ": ", name, " has shape ",
                       tensor->sym_sizes(), "; expected three axes, (nodes, heads, head_dim)");
-    TORCH_CHECK_VALUE(tensor->sym_size(2) >= 1, kOperation, ": ", name, " has shape ",
+    TORCH_CHECK_VALUE(tensor->sym_size(2) >= 1, kGraphAttention, ": ", name, " has shape ",
                       tensor->sym_sizes(), "; expected head_dim >= 1");
   }
-  TORCH_CHECK_VALUE(k.sym_size(2) == q.sym_size(2), kOperation, ": k has shape ", k.sym_sizes(),
-                    "; expected (Nk, Hkv, D) with D = ", q.sym_size(2), " as in q ", q.sym_sizes());
-  TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1), kOperation,
-                    ": v has shape ", v.sym_sizes(), "; expected (Nk, Hkv, Dv) as in k ",
-                    k.sym_sizes());
+  TORCH_CHECK_VALUE(k.sym_size(2) == q.sym_size(2), kGraphAttention, ": k has shape ",
+                    k.sym_sizes(), "; expected (Nk, Hkv, D) with D = ", q.sym_size(2), " as in q ",
+                    q.sym_sizes());
+  TORCH_CHECK_VALUE(v.sym_size(0) == k.sym_size(0) && v.sym_size(1) == k.sym_size(1),
+                    kGraphAttention, ": v has shape ", v.sym_sizes(),
+                    "; expected (Nk, Hkv, Dv) as in k ", k.sym_sizes());
   TORCH_CHECK_VALUE(
-      k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, kOperation, ": q has ",
+      k.sym_size(1) >= 1 && q.sym_size(1) % k.sym_size(1) == 0, kGraphAttention, ": q has ",
       q.sym_size(1), " heads and k has ", k.sym_size(1),
       "; expected the number of heads of q to be a multiple of the number of heads of k");
 }
@@ -48,7 +47,7 @@ at::Tensor OfEdgesAndHeads(const at::Tensor& edge_bias, const at::Tensor& q,
   const bool of_all_heads = edge_bias.dim() == 1;
   TORCH_CHECK_VALUE((of_all_heads || (edge_bias.dim() == 2 && edge_bias.sym_size(1) == heads)) &&
                         edge_bias.sym_size(0) == edges,
-                    kOperation, ": edge_bias has shape ", edge_bias.sym_sizes(),
+                    kGraphAttention, ": edge_bias has shape ", edge_bias.sym_sizes(),
                     "; expected (E,) or (E, H) = (", edges, ", ", heads, ")");
   const at::Tensor bias = AsParameter(edge_bias, q, "gnomon.graph_attention: edge_bias");
   return (of_all_heads ? bias.unsqueeze(1) : bias).expand_symint({edges, heads});
@@ -69,23 +68,23 @@ std::tuple<at::Tensor, at::Tensor> GraphAttentionOfSpecs(
     const OptionalTensor& seed) {
   const WithoutAutocast guard;
   CheckNodes(q, k, v);
-  CheckIntegerType(kOperation, "indptr", indptr, q);
-  CheckIntegerType(kOperation, "indices", indices, q);
-  TORCH_CHECK_VALUE(indptr.dim() == 1 && indptr.sym_size(0) == q.sym_size(0) + 1, kOperation,
+  CheckIntegerType(kGraphAttention, "indptr", indptr, q);
+  CheckIntegerType(kGraphAttention, "indices", indices, q);
+  TORCH_CHECK_VALUE(indptr.dim() == 1 && indptr.sym_size(0) == q.sym_size(0) + 1, kGraphAttention,
                     ": indptr has shape ", indptr.sym_sizes(), "; expected (N + 1,) = (",
                     q.sym_size(0) + 1, ",)");
-  TORCH_CHECK_VALUE(indices.dim() == 1, kOperation, ": indices has shape ", indices.sym_sizes(),
-                    "; expected one axis, (E,)");
-  CheckDropout(kOperation, dropout, seed);
+  TORCH_CHECK_VALUE(indices.dim() == 1, kGraphAttention, ": indices has shape ",
+                    indices.sym_sizes(), "; expected one axis, (E,)");
+  CheckDropout(kGraphAttention, dropout, seed);
   // Low-precision tokens are processed in float32; only the outputs are rounded.
   const at::ScalarType computing = ComputingType(q);
   const at::Tensor batch = AsBatch(q.to(computing));
   const ResolvedSimilarity resolved =
-      ResolveSimilarity(kOperation, similarity, similarity_tensors, batch);
+      ResolveSimilarity(kGraphAttention, similarity, similarity_tensors, batch);
   const Component& component = *resolved.component;
   const at::Tensor query = resolved.entry->WithHeightLast(component, batch);
   const at::Tensor key = resolved.entry->WithHeightLast(component, AsBatch(k.to(computing)));
-  const at::Tensor factor = HeadFactor(kOperation, resolved, query, scale);
+  const at::Tensor factor = HeadFactor(kGraphAttention, resolved, query, scale);
   const MappedTokens tokens =
       resolved.entry->Mapped(component, query, key, {factor, resolved.others});
   GraphArguments call;

@@ -17,8 +17,6 @@
 namespace gnomon {
 namespace {
 
-constexpr const char* kGraphAttention = GraphArguments::kOperation;
-
 // The token rows of a tensor (nodes or edges, heads, columns).
 Tokens NodeRows(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(), {0, tensor.stride(1), tensor.stride(0)}};

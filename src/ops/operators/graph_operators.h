@@ -29,10 +29,12 @@ namespace gnomon {
   ARGUMENT(std::string_view, function, {}, kOption, "")                  \
   ARGUMENT(double, dropout, 0, kOption, "")
 
+inline constexpr const char* kGraphAttention = "gnomon.graph_attention";
+
 struct GraphArguments {
   GNOMON_ARGUMENTS(GNOMON_GRAPH_ARGUMENTS)
   static constexpr const char* kName = "graph";
-  static constexpr const char* kOperation = "gnomon.graph_attention";
+  static constexpr const char* kOperation = kGraphAttention;
   static constexpr AxisLetters kOutputs[] = {"N H V", "N H", "3 N H"};
 };
 
