@@ -23,9 +23,10 @@ PREFIX ?= /usr/local
 # ON compiles the kernels only for this machine's instruction set. OFF compiles them for all, which a
 # build for other machines needs.
 NATIVE ?= ON
-# ON compiles the operators and the lab without optimization: `make test` ends sooner, and short calls
-# are slower. The kernels are always optimized.
-QUICK ?= OFF
+# ON compiles the operators and the lab without optimization: the build ends sooner, and short calls
+# are slower. The kernels are always optimized. Default: OFF, or for `make demo` ON unless there is a
+# build.
+QUICK ?= $(if $(filter demo,$(MAKECMDGOALS)),$(or $(call cached,QUICK),ON),OFF)
 
 configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(NINJA)"
 ctest = $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
@@ -96,10 +97,8 @@ wheel: .venv/.setup-dev ## build the wheels in dist/ for several PyTorch release
 wheel-arm: .venv/.setup-dev build-arm/.setup ## build the wheels for 64-bit Arm with a cross compiler
 	@JOBS=$(JOBS) scripts/wheel --arm $(RELEASES)
 
-# Uses the existing build. Without one, the quick build saves the user minutes.
 .PHONY: demo
-demo: .venv/.setup ## compare positions and similarities on text (DATA=file or folder); writes to runs/
-	@$(MAKE) build QUICK=$(or $(call cached,QUICK),ON) NATIVE=$(or $(call cached,NATIVE),$(NATIVE))
+demo: build ## compare positions and similarities on text (DATA=file or folder); writes to runs/
 	@$(BIN)/python -m gnomon.demo $${DATA:+"$$DATA"}
 
 .PHONY: test

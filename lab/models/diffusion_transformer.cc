@@ -14,7 +14,7 @@ namespace {
 
 // Number of sinusoids that represent a timestep.
 constexpr int64_t kTimeColumns = 256;
-constexpr const char* kWhere = "diffusion transformer";
+constexpr const char* kDiffusion = "diffusion transformer";
 constexpr double kNormEpsilon = 1e-6;
 
 // DiT's initialisation of linear maps (Glorot and Bengio 2010); biases are 0.
@@ -58,7 +58,7 @@ torch::Tensor PerImage(const torch::Tensor& numbers) { return numbers.view({-1, 
 
 TokenGrid DiffusionModelOptions::grid() const {
   if (size.size() != 2) {
-    throw Error(StrCat(kWhere, ": images have ", size.size(), " axes; expected 2"));
+    throw Error(StrCat(kDiffusion, ": images have ", size.size(), " axes; expected 2"));
   }
   CheckPatches(patch, size);
   return {{size[0] / patch, size[1] / patch}, /*prefix=*/0};
@@ -90,8 +90,8 @@ torch::Tensor DiffusionBlockImpl::forward(torch::Tensor x, const torch::Tensor& 
 DiffusionTransformerImpl::DiffusionTransformerImpl(const DiffusionModelOptions& options,
                                                    const Terms& terms)
     : options_(options), grid_(options.grid()) {
-  CheckRanges(options_.Options(), kWhere);
-  CheckTransformer(kWhere, options_.dim, options_.heads, options_.dropout);
+  CheckRanges(options_.Options(), kDiffusion);
+  CheckTransformer(kDiffusion, options_.dim, options_.heads, options_.dropout);
   const int64_t dim = options_.dim;
   const int64_t pixels = options_.patch * options_.patch * options_.channels;
   patches_ = register_module("patches", torch::nn::Linear(pixels, dim));

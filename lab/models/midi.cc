@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kTicksPerStep = 24;
 constexpr int64_t kVelocity = 80;
 
-class Bytes {
+class MidiBytes {
  public:
   // Appends a big-endian number.
   void Number(int64_t number, int bytes) {
@@ -36,7 +36,7 @@ class Bytes {
 }  // namespace
 
 std::string MidiFile(const PianoRoll& roll, int64_t steps_per_quarter, double tempo) {
-  Bytes track;
+  MidiBytes track;
   track.Variable(0);
   track.Text("\xff\x51\x03");  // microseconds per quarter note
   track.Number(std::llround(60e6 / tempo), 3);
@@ -63,7 +63,7 @@ std::string MidiFile(const PianoRoll& roll, int64_t steps_per_quarter, double te
   change({});
   track.Variable(passed);
   track.Text(std::string_view("\xff\x2f\x00", 3));  // the end of the track
-  Bytes file;
+  MidiBytes file;
   file.Text("MThd");
   file.Number(6, 4);
   file.Number(0, 2);  // the format

@@ -20,10 +20,10 @@ __all__ = ["write_text"]
 
 _fail = failure("gnomon.demo")
 
-#: With these options, the comparison takes about three minutes on two cores.
+#: With these options, the comparison takes two to four minutes on two cores.
 OPTIONS = (
     *("--position", "none,sinusoidal,rope,alibi", "--lengths", "128,256,512"),
-    *("--dim", "96", "--depth", "2", "--heads", "3"),
+    *("--dim", "64", "--depth", "2", "--heads", "2"),
     *("--steps", "250", "--seeds", "3", "--margin", "0.02"),
 )
 

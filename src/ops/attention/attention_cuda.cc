@@ -22,7 +22,7 @@ cuda::Tensor MutableDeviceRows(at::Tensor& tensor) {
   return {tensor.mutable_data_ptr(), {tensor.stride(0), tensor.stride(1), tensor.stride(2)}};
 }
 
-void CheckTypes(const OperatorArguments& a) {
+void CheckCudaTypes(const OperatorArguments& a) {
   const at::ScalarType type = a.x.scalar_type();
   for (const OptionalTensor& tokens :
        {OptionalTensor(a.y), OptionalTensor(a.v), a.relative_query}) {
@@ -46,7 +46,7 @@ cuda::Input InputOf(const KernelCall<float>& call) {
 }
 
 Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
-  CheckTypes(a);
+  CheckCudaTypes(a);
   const KernelCall<float> call(a);
   const cuda::Input input = InputOf(call);
   Outputs outputs = EmptyOutputs(a);
@@ -74,7 +74,7 @@ Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
 std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorArguments& a,
                                    const AttentionOperator::Needed& needed,
                                    cuda::Backend& backend) {
-  CheckTypes(a);
+  CheckCudaTypes(a);
   KernelCall<float> call(a);
   const cuda::Input input = InputOf(call);
   CheckSaved(outputs, a, call.lengths());

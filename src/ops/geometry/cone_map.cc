@@ -115,20 +115,20 @@ std::pair<at::Tensor, at::Tensor> EmptyTokens(const at::Tensor& tokens, int scal
 }
 
 template <MakeEmpty make_empty = EmptyBeside>
-MapOutputs ForwardMeta(const at::Tensor& q, const at::Tensor& k, std::string_view function,
-                       std::string_view /*map*/, double /*r*/) {
+MapOutputs MapForwardMeta(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                          std::string_view /*map*/, double /*r*/) {
   auto [x, row_scalars] = EmptyTokens<make_empty>(q, ScalarsOf(function));
   auto [y, column_scalars] = EmptyTokens<make_empty>(k, ScalarsOf(function));
   return {x, row_scalars, y, column_scalars};
 }
 
-MapOutputs ForwardCpu(const at::Tensor& q, const at::Tensor& k, std::string_view function,
-                      std::string_view map, double r) {
+MapOutputs MapForwardCpu(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                         std::string_view map, double r) {
   CheckTokens("q", q);
   CheckTokens("k", k);
   TORCH_CHECK_TYPE(q.scalar_type() == k.scalar_type(), "gnomon.cone_map: k has dtype ",
                    k.scalar_type(), ", but q has ", q.scalar_type(), "; expected the same dtype");
-  MapOutputs outputs = ForwardMeta<EmptyOnCpu>(q, k, function, map, r);
+  MapOutputs outputs = MapForwardMeta<EmptyOnCpu>(q, k, function, map, r);
   auto& [x, row_scalars, y, column_scalars] = outputs;
   const ConeMap cone = FindMap(function, map, r);
   const auto run = [&, &x = x, &rows = row_scalars, &y = y, &columns = column_scalars](auto zero) {
@@ -142,10 +142,10 @@ MapOutputs ForwardCpu(const at::Tensor& q, const at::Tensor& k, std::string_view
 using MapNeeded = std::array<bool, 2>;
 using MapGradients = std::tuple<at::Tensor, at::Tensor>;
 
-MapGradients BackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows,
-                         const OptionalTensor& d_y, const OptionalTensor& d_columns,
-                         const at::Tensor& q, const at::Tensor& k, std::string_view function,
-                         std::string_view map, double r, MapNeeded needed) {
+MapGradients MapBackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_rows,
+                            const OptionalTensor& d_y, const OptionalTensor& d_columns,
+                            const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                            std::string_view map, double r, MapNeeded needed) {
   CheckTokens("q", q);
   CheckTokens("k", k);
   const ConeMap cone = FindMap(function, map, r);
@@ -219,8 +219,8 @@ TensorTerms TermsOf(const at::Tensor& tokens, std::string_view function, std::st
   return PenumbralTerms(z, map == "none", r);
 }
 
-MapOutputs ForwardComposite(const at::Tensor& q, const at::Tensor& k, std::string_view function,
-                            std::string_view map, double r) {
+MapOutputs MapForwardComposite(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                               std::string_view map, double r) {
   CheckTokens("q", q);
   CheckTokens("k", k);
   const auto mapped = [&](const at::Tensor& tokens) {
@@ -235,10 +235,11 @@ MapOutputs ForwardComposite(const at::Tensor& q, const at::Tensor& k, std::strin
   return {x, row_scalars, y, column_scalars};
 }
 
-MapGradients BackwardComposite(const OptionalTensor& d_x, const OptionalTensor& d_rows,
-                               const OptionalTensor& d_y, const OptionalTensor& d_columns,
-                               const at::Tensor& q, const at::Tensor& k, std::string_view function,
-                               std::string_view map, double r, MapNeeded needed) {
+MapGradients MapBackwardComposite(const OptionalTensor& d_x, const OptionalTensor& d_rows,
+                                  const OptionalTensor& d_y, const OptionalTensor& d_columns,
+                                  const at::Tensor& q, const at::Tensor& k,
+                                  std::string_view function, std::string_view map, double r,
+                                  MapNeeded needed) {
   CheckTokens("q", q);
   CheckTokens("k", k);
   const auto gradient = [&](const at::Tensor& tokens, const OptionalTensor& d_tokens,
@@ -263,10 +264,11 @@ MapGradients BackwardComposite(const OptionalTensor& d_x, const OptionalTensor& 
           needed[1] ? gradient(k, d_y, d_columns) : none};
 }
 
-MapGradients BackwardMeta(const OptionalTensor& /*d_x*/, const OptionalTensor& /*d_rows*/,
-                          const OptionalTensor& /*d_y*/, const OptionalTensor& /*d_columns*/,
-                          const at::Tensor& q, const at::Tensor& k, std::string_view /*function*/,
-                          std::string_view /*map*/, double /*r*/, MapNeeded needed) {
+MapGradients MapBackwardMeta(const OptionalTensor& /*d_x*/, const OptionalTensor& /*d_rows*/,
+                             const OptionalTensor& /*d_y*/, const OptionalTensor& /*d_columns*/,
+                             const at::Tensor& q, const at::Tensor& k,
+                             std::string_view /*function*/, std::string_view /*map*/, double /*r*/,
+                             MapNeeded needed) {
   const auto like = [](const at::Tensor& tokens, bool is_needed) {
     return is_needed ? at::empty_symint(tokens.sym_sizes(), tokens.options())
                      : at::empty({0}, tokens.options());
@@ -278,7 +280,7 @@ MapOutputs CallForward(const at::Tensor& q, const at::Tensor& k, std::string_vie
                        std::string_view map, double r) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("gnomon::cone_map", "")
-                             .typed<decltype(ForwardCpu)>();
+                             .typed<decltype(MapForwardCpu)>();
   return op.call(q, k, function, map, r);
 }
 
@@ -288,7 +290,7 @@ MapGradients CallBackward(const OptionalTensor& d_x, const OptionalTensor& d_row
                           std::string_view map, double r, MapNeeded needed) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("gnomon::cone_map_backward", "")
-                             .typed<decltype(BackwardCpu)>();
+                             .typed<decltype(MapBackwardCpu)>();
   return op.call(d_x, d_rows, d_y, d_columns, q, k, function, map, r, needed);
 }
 
@@ -320,10 +322,10 @@ class ConeMapFunction : public torch::autograd::Function<ConeMapFunction> {
   }
 };
 
-MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string_view function,
-                           std::string_view map, double r) {
+MapOutputs MapForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string_view function,
+                              std::string_view map, double r) {
   // PyTorch's operators have derivatives of any order.
-  if (HasTangent(q) || HasTangent(k)) return ForwardComposite(q, k, function, map, r);
+  if (HasTangent(q) || HasTangent(k)) return MapForwardComposite(q, k, function, map, r);
   const MapNeeded needed = {q.requires_grad(), k.requires_grad()};
   const MapOutputs outputs = BelowAutograd([&] { return CallForward(q, k, function, map, r); });
   if (!RecordsGradients(needed)) return outputs;
@@ -333,10 +335,11 @@ MapOutputs ForwardAutograd(const at::Tensor& q, const at::Tensor& k, std::string
 }
 
 // If the gradient is itself differentiated, it is composed of PyTorch's operators.
-MapGradients BackwardAutograd(const OptionalTensor& d_x, const OptionalTensor& d_rows,
-                              const OptionalTensor& d_y, const OptionalTensor& d_columns,
-                              const at::Tensor& q, const at::Tensor& k, std::string_view function,
-                              std::string_view map, double r, MapNeeded needed) {
+MapGradients MapBackwardAutograd(const OptionalTensor& d_x, const OptionalTensor& d_rows,
+                                 const OptionalTensor& d_y, const OptionalTensor& d_columns,
+                                 const at::Tensor& q, const at::Tensor& k,
+                                 std::string_view function, std::string_view map, double r,
+                                 MapNeeded needed) {
   bool is_differentiated = false;
   for (const at::Tensor& tensor :
        {OrUndefined(d_x), OrUndefined(d_rows), OrUndefined(d_y), OrUndefined(d_columns), q, k}) {
@@ -344,7 +347,7 @@ MapGradients BackwardAutograd(const OptionalTensor& d_x, const OptionalTensor& d
                         (at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad());
   }
   if (is_differentiated) {
-    return BackwardComposite(d_x, d_rows, d_y, d_columns, q, k, function, map, r, needed);
+    return MapBackwardComposite(d_x, d_rows, d_y, d_columns, q, k, function, map, r, needed);
   }
   return BelowAutograd(
       [&] { return CallBackward(d_x, d_rows, d_y, d_columns, q, k, function, map, r, needed); });
@@ -359,23 +362,23 @@ ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_vie
 }
 
 TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
-  m.impl("cone_map", ForwardCpu);
-  m.impl("cone_map_backward", BackwardCpu);
+  m.impl("cone_map", MapForwardCpu);
+  m.impl("cone_map_backward", MapBackwardCpu);
 }
 
 TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
-  m.impl("cone_map", ForwardComposite);
-  m.impl("cone_map_backward", BackwardComposite);
+  m.impl("cone_map", MapForwardComposite);
+  m.impl("cone_map_backward", MapBackwardComposite);
 }
 
 TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
-  m.impl("cone_map", ForwardMeta<>);
-  m.impl("cone_map_backward", BackwardMeta);
+  m.impl("cone_map", MapForwardMeta<>);
+  m.impl("cone_map_backward", MapBackwardMeta);
 }
 
 TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
-  m.impl("cone_map", ForwardAutograd);
-  m.impl("cone_map_backward", BackwardAutograd);
+  m.impl("cone_map", MapForwardAutograd);
+  m.impl("cone_map_backward", MapBackwardAutograd);
 }
 
 MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
