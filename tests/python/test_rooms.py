@@ -106,7 +106,8 @@ def test_the_compiler_of_the_lab_sees_no_private_header():
     of_lab = [
         entry for entry in commands if (build / entry["output"]).is_relative_to(build / "lab")
     ]
-    assert len(of_lab) > 10
+    targets = {re.findall(r"(\w+)\.dir/", entry["output"])[0] for entry in of_lab}
+    assert targets >= {"gnomon_text", "gnomon_models", "gnomon_tasks", "gnomon_cli", "gnomon"}
     for entry in of_lab:
         folders = re.findall(r"-(?:I|isystem) ?(\S+)", entry["command"])
         assert not {str(ROOT / "src"), str(build / "generated")} & set(folders), entry["output"]
