@@ -123,6 +123,7 @@ void GridLayout::AddRuns(int64_t p, int64_t begin, int64_t end, std::vector<Tabl
 std::vector<EntryDifference> GridLayout::Differences() const {
   if (kind_ == Kind::kTable) return {{0, size_, false}};
   std::vector<EntryDifference> axes;
+  axes.reserve(shape_.size());
   for (size_t axis = 0; axis < shape_.size(); ++axis) {
     axes.push_back({first_[axis], first_[axis] + 2 * shape_[axis] - 1, false});
   }

@@ -196,6 +196,8 @@ WithStatistics<AttentionBackwardInput<T>> Complete(const Forward& forward,
 const Executor& ExecutorFor(const AttentionShape& n, const Executor& executor) {
   constexpr int64_t kLeastProducts = int64_t{1} << 17;
   const int64_t products = n.batch * n.heads * n.queries * n.keys * (n.dim + n.value_dim);
+  // The caller's executor exists during the call.
+  // NOLINTNEXTLINE(bugprone-return-const-ref-from-parameter)
   return products < kLeastProducts ? SerialExecutor() : executor;
 }
 

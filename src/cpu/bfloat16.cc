@@ -232,8 +232,7 @@ void MultiplyPairRows(size_t m, size_t n, size_t columns, const float* a, size_t
     const uint16_t* rows[kSums];
     for (size_t t = 0; t < kSums; ++t) {
       const auto row = static_cast<int64_t>(std::min(j + t, n - 1));
-      rows[t] = static_cast<const uint16_t*>(
-          static_cast<const void*>(static_cast<const char*>(b) + row * stride));
+      rows[t] = reinterpret_cast<const uint16_t*>(static_cast<const char*>(b) + row * stride);
     }
     const size_t count = std::min(kSums, n - j);
     const auto multiply = [&]<size_t kBlockRows>(std::integral_constant<size_t, kBlockRows>,

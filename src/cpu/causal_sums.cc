@@ -74,6 +74,7 @@ class Pass {
   void Run() {
     const int workers = WorkersFor(executor_, tasks_);
     std::vector<Scratch> scratch;
+    scratch.reserve(static_cast<size_t>(workers));
     for (int worker = 0; worker < workers; ++worker) scratch.emplace_back(n_);
     if (segments_ > 1) {
       states_.Reset(tasks_ * state_size_);

@@ -128,6 +128,8 @@ HWY_INLINE void TermsOf(const ConeMap& map, const T* z, int64_t count, TokenTerm
   const V number = Number(Get(z), kUmbral ? 1 / std::sinh(map.r) : map.r);
   const V most = Number(Get(z), map.farthest);
   for (int64_t n = 0; n < count; n += kHeightsAtOnce<T>) {
+    // All fields are set below.
+    // NOLINTNEXTLINE(clang-analyzer-optin.cplusplus.UninitializedObject)
     HeightTerms<V> of;
     if constexpr (kUmbral) {
       UmbralTerms<kAsIs>(number, most, Get(z + n), of);

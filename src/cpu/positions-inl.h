@@ -287,9 +287,10 @@ class PlacedEntries {
     int64_t least = kMostApart;
     bool any = false;
     for (int64_t j = batch.begin; j < batch.end; ++j) {
-      codes.push_back(layout.KeyCode(term, KeyPosition(in, b, j)));
-      if (!codes.back()) continue;
-      least = any ? std::min(least, *codes.back()) : *codes.back();
+      const std::optional<int64_t> code = layout.KeyCode(term, KeyPosition(in, b, j));
+      codes.push_back(code);
+      if (!code) continue;
+      least = any ? std::min(least, *code) : *code;
       any = true;
     }
     if (!any) least = 0;
