@@ -1,6 +1,7 @@
 #include "ops/nn/module_tensors.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <utility>

@@ -1,6 +1,7 @@
 #include "ops/operators/kept_tensor.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <bit>
