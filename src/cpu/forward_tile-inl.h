@@ -425,9 +425,9 @@ class ForwardTile {
     }
   }
 
-  // Turns the inner products of row r, starting at tile column `begin`, into weights. `row` has
-  // what the rows of its head share. The function is flattened, because the compiler may consider
-  // the definition too large to inline, and a function call per vector would be slow.
+  // Turns the inner products of row r, starting at tile column `begin`, into weights. `row` comes
+  // from LoadHead. Flattened, because the compiler may consider the definition too large to inline,
+  // and a function call per vector would be slow.
   HWY_FLATTEN void AddWeights(QueryBlock& block, int64_t r, const TileRow& at, PairRow& row,
                               bool masked, RowSpan visible, int64_t begin, const Real* key_products,
                               const TableWindow& window, const TileKeys& keys,
