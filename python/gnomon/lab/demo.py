@@ -20,7 +20,7 @@ __all__ = ["write_text"]
 
 _fail = failure("gnomon.demo")
 
-#: With these options, the comparison takes two to four minutes on two cores.
+#: With these options, the comparison takes about four minutes on two cores.
 OPTIONS = (
     *("--position", "none,sinusoidal,rope,alibi", "--lengths", "128,256,512"),
     *("--dim", "64", "--depth", "2", "--heads", "2"),
