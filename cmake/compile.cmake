@@ -55,12 +55,17 @@ endfunction()
 # batches of files share this cost. Files that define the same names (terms, tasks) have separate
 # namespaces.
 function(gnomon_compiles_together target)
-  # Code that includes PyTorch is not optimized with GNOMON_QUICK, so larger batches are worthwhile:
-  # GCC needs 11 s for the headers' templates alone.
+  # Code that includes PyTorch is not optimized with GNOMON_QUICK, so larger batches are worthwhile,
+  # at most two per target: GCC needs 11 s for the headers' templates alone.
   get_target_property(precompiled ${target} PRECOMPILE_HEADERS_REUSE_FROM)
   set(batch 16)
   if(GNOMON_QUICK AND precompiled)
-    set(batch 48)
+    get_target_property(files ${target} SOURCES)
+    list(LENGTH files count)
+    math(EXPR batch "(${count} + 1) / 2")
+    if(batch LESS 48)
+      set(batch 48)
+    endif()
   endif()
   # Relative paths in unity files allow a compiler cache to match them in another clone.
   set_target_properties(

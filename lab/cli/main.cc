@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cerrno>
-#include <memory>
 
 #include "cli/program.h"
 
@@ -22,6 +21,4 @@ void LeaveDeletedFolder(int /*argc*/, char** /*argv*/, char** /*environment*/) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return gnomon::cli::RunProgram(argc, argv, std::make_shared<gnomon::lab::Processes>());
-}
+int main(int argc, char** argv) { return gnomon::cli::RunProgram(argc, argv); }

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,6 +25,8 @@
 #include "gnomon/attention.h"
 #include "gnomon/catalogue.h"
 #include "gnomon/specification.h"
+#include "tasks/text.h"
+#include "training/processes.h"
 #include "training/strings.h"
 
 namespace gnomon::cli {
@@ -204,7 +207,11 @@ void RefuseOptionsWithoutValue(int argc, char** argv) {
   }
 }
 
-int RunProgram(int argc, char** argv, const lab::ProcessesPtr& processes) {
+int RunProgram(int argc, char** argv, const Group& group) {
+  const lab::ProcessesPtr processes =
+      group.name == nullptr
+          ? std::make_shared<lab::Processes>()
+          : std::make_shared<lab::ProcessGroup>(group.name, group.rank, group.size);
   // Running out of memory is an ordinary error and must not abort the process.
   FLAGS_caffe2_use_fatal_for_enforce = false;
   CLI::App app("gnomon: exact attention with any combination of similarity and position.");
@@ -269,6 +276,21 @@ int RunProgram(int argc, char** argv, const lab::ProcessesPtr& processes) {
     code = Fail(failure);
   }
   return code;
+}
+
+std::string CheckpointOptions() {
+  lab::TextTask task;
+  lab::Terms terms;
+  lab::TrainingOptions training;
+  lab::RunOptions run;
+  const lab::OptionList list =
+      lab::InSection("model", terms.Options()) + lab::InSection("run", run.Options()) +
+      task.Options(lab::Command::kTrain) + lab::InSection("training", training.Options());
+  nlohmann::json sections;
+  for (const lab::Option& option : list) {
+    sections[option.section].push_back(lab::DescribeOption(option));
+  }
+  return sections.dump();
 }
 
 }  // namespace gnomon::cli

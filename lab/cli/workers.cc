@@ -39,15 +39,14 @@ void WorkerFlags::Add(CLI::App* command) {
 }
 
 void WorkerFlags::Check(const CLI::App& command) const {
-  if (!any()) return;
   if (count > 0 && !cluster.empty()) {
     throw Error("--workers cannot be combined with --cluster, which has its own workers");
   }
+  if (cluster.empty()) return;
   try {
     AskPython(kWorkersModule, {"--check"});
   } catch (const Error& error) {
-    throw Error(StrCat(command.get_name(), ": ", count > 0 ? "--workers" : "--cluster", ": ",
-                       error.what()));
+    throw Error(StrCat(command.get_name(), ": --cluster: ", error.what()));
   }
 }
 
@@ -57,7 +56,7 @@ Workers::Workers(const WorkerFlags& flags, const std::filesystem::path& folder,
 
 bool Workers::Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
                   const std::function<void(int64_t, int64_t)>& done,
-                  const std::function<void(int64_t)>& waiting) {
+                  const std::function<void()>& waiting) {
   for (const auto& [combination, seed] : runs) {
     child_.Write(StrCat("run ", combination, " ", seed));
   }
@@ -71,7 +70,7 @@ bool Workers::Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
   constexpr double kSeconds = 0.5;
   while (left > 0 && !child_.ended()) {
     if (Interrupted()) stop();
-    waiting(left);
+    waiting();
     const std::optional<std::string> line = child_.Read(kSeconds);
     if (!line) continue;
     std::istringstream words(*line);

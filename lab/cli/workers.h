@@ -1,5 +1,5 @@
-// Worker processes for the runs of a comparison, on this machine or on a cluster, started by Dask
-// (python/gnomon/lab/_workers.py).
+// Processes for the runs of a comparison: several at once on this machine, or on the workers of a
+// Dask cluster (python/gnomon/lab/_workers.py).
 #ifndef GNOMON_CLI_WORKERS_H_
 #define GNOMON_CLI_WORKERS_H_
 
@@ -21,7 +21,7 @@ struct WorkerFlags {
 
   bool any() const { return count > 0 || !cluster.empty(); }
   void Add(CLI::App* command);
-  // Throws Error if the flags contradict each other or Dask is not installed.
+  // Throws Error if the flags contradict each other, or if Dask is needed but not installed.
   void Check(const CLI::App& command) const;
 };
 
@@ -32,11 +32,11 @@ class Workers {
           const std::vector<std::string>& words);
 
   // Executes runs, given as (combination, seed). Calls `done` after each run, in any order, and
-  // periodically calls `waiting` with the number of unfinished runs. After Ctrl-C, waits until all
+  // calls `waiting` twice a second. After Ctrl-C, waits until all
   // runs have saved a checkpoint and returns false. Throws Error if a run fails.
   bool Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
            const std::function<void(int64_t combination, int64_t seed)>& done,
-           const std::function<void(int64_t left)>& waiting);
+           const std::function<void()>& waiting);
 
  private:
   PythonChild child_;

@@ -52,8 +52,7 @@ class TaskTest : public testing::Test {
     argv.push_back(nullptr);
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
-    const int code =
-        cli::RunProgram(static_cast<int>(words.size()), argv.data(), std::make_shared<Processes>());
+    const int code = cli::RunProgram(static_cast<int>(words.size()), argv.data());
     output_ = testing::internal::GetCapturedStdout();
     errors_ = testing::internal::GetCapturedStderr();
     return code;

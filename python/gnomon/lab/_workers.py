@@ -1,27 +1,33 @@
-"""Executes the runs of ``gnomon compare --workers`` and ``--cluster`` on Dask workers.
+"""Executes the runs of ``gnomon compare --workers`` and ``--cluster``, several at once.
 
 ``gnomon compare`` writes ``run COMBINATION SEED`` and ``stop`` to this program's standard input,
 and reads ``done COMBINATION SEED`` and ``failed COMBINATION SEED MESSAGE`` from its standard
 output. Each run is a separate process, ``gnomon compare --resume FOLDER --only COMBINATION,SEED``,
-which stores its checkpoints and its result in FOLDER. If a worker is killed, another one resumes
-its run from the last checkpoint. If the scheduler or this process is killed, no checkpoints or
-results are lost.
+which stores its checkpoints and its result in FOLDER. If a run's process or the Dask worker that
+started it is killed, the run is resumed from its last checkpoint. If the Dask scheduler or this
+process is killed, no checkpoints or results are lost.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import concurrent.futures
+import itertools
 import logging
+import multiprocessing
 import os
 import pathlib
 import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import IO, Any
+
+import torch
 
 #: The number of times that a run may lose its worker or its process before it counts as failed.
 MOST_LOSSES = 20
@@ -31,71 +37,145 @@ STOP = "stop"
 POLL_S = 0.2
 
 
-def _threads_of(words: list[str], processes: int | None) -> list[str]:
-    """Returns --threads with a run's share of the cores, or nothing if `words` contains it."""
-    if "--threads" in words:
-        return []
+def _words_of(folder: str, words: list[str], threads: int, only: str) -> list[str]:
+    """The arguments of a run; `threads` applies unless `words` contains --threads."""
+    share = [] if "--threads" in words else ["--threads", str(threads)]
+    return ["compare", "--resume", folder, "--only", only, *words, *share]
+
+
+def _await(
+    folder: pathlib.Path, poll: Callable[[], int | None], pid: int, errors: IO[str]
+) -> tuple[int, str]:
+    """Waits for a run, which is interrupted once the stop file exists.
+
+    Args:
+        folder: the comparison's folder.
+        poll: returns the exit code, or None while the run goes on.
+        pid: the run's process.
+        errors: the file to which it writes its stderr.
+
+    Returns:
+        The exit code, and the last line of stderr.
+    """
+    stop = folder / "unfinished" / STOP
+    asked = False
+    while (code := poll()) is None:
+        if not asked and stop.exists():
+            os.kill(pid, signal.SIGINT)
+            asked = True
+        time.sleep(POLL_S)
+    errors.seek(0)
+    lines = [line for line in errors if line.strip()]
+    message = lines[-1].strip() if lines else ""
+    # SIGINT may end the program before it has installed its Ctrl-C handler.
+    if asked and (code == -signal.SIGINT or message == "KeyboardInterrupt"):
+        code = INTERRUPTED
+    return code, message
+
+
+def _execute(words: list[str], gpu: str | None, errors: str) -> None:
+    """Executes a run in a new process, which sees only the given GPU unless it is None."""
+    from gnomon.lab.__main__ import main
+
+    os.setsid()
+    with open(os.devnull, "r+") as nothing, open(errors, "w") as file:
+        for stream, to in enumerate((nothing, nothing, file)):
+            os.dup2(to.fileno(), stream)
+    os.environ["GNOMON_PARENT"] = str(os.getppid())
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    sys.exit(main(words))
+
+
+class _Here:
+    """Executes runs on this machine, a fixed number at a time, which share its cores and GPUs.
+
+    Their processes are forked from a server that has imported PyTorch, which takes seconds.
+    """
+
+    def __init__(self, workers: int, words: list[str]) -> None:
+        self.threads = max(1, torch.get_num_threads() // workers)
+        self.gpus = _gpus() if "cuda" in words else []
+        self.numbers = itertools.count()
+        self.local = threading.local()
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["gnomon.lab.__main__"])
+        self.pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=self._begin)
+
+    def _begin(self) -> None:
+        self.local.number = next(self.numbers)
+
+    def _run(self, folder: str, words: list[str], only: str) -> tuple[int, str]:
+        gpu = self.gpus[self.local.number % len(self.gpus)] if self.gpus else None
+        words = _words_of(folder, words, self.threads, only)
+        with tempfile.NamedTemporaryFile("r") as errors:
+            child = self.context.Process(target=_execute, args=(words, gpu, errors.name))
+            child.start()
+            assert child.pid is not None
+            return _await(pathlib.Path(folder), lambda: child.exitcode, child.pid, errors)
+
+    def submit(self, folder: str, words: list[str], only: str, _attempt: int) -> Any:
+        return self.pool.submit(self._run, folder, words, only)
+
+    def cancel_waiting(self, futures: Iterable[Any]) -> None:
+        for future in futures:
+            future.cancel()  # has no effect on runs that have started
+
+
+def _gpus() -> list[str]:
+    """The GPUs that runs take in turn, by CUDA_VISIBLE_DEVICES; empty if there is only one."""
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (visible.split(",") if visible else [str(n) for n in range(count)])[
+        : count * (count > 1)
+    ]
+
+
+def _run_on_cluster(folder: str, at: str, words: list[str], only: str) -> tuple[int, str]:
     from dask.system import CPU_COUNT
     from distributed import get_worker
 
-    share = processes if processes is not None else get_worker().state.nthreads
-    return ["--threads", str(max(1, CPU_COUNT // share))]
+    threads = max(1, CPU_COUNT // get_worker().state.nthreads)
+    # A Dask worker is a daemon, for which multiprocessing cannot start a process.
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "gnomon", *_words_of(folder, words, threads, only)],
+            cwd=at, env=dict(os.environ, GNOMON_PARENT=str(os.getpid())), stderr=errors,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        return _await(pathlib.Path(at, folder), child.poll, child.pid, errors)
 
 
-def _environment(words: list[str]) -> dict[str, str]:
-    """Returns a run's environment; if several GPUs are visible, each local worker gets one."""
-    environment = dict(os.environ, GNOMON_PARENT=str(os.getpid()))
-    if "cuda" in words:
-        import torch
-        from distributed import get_worker
+class _Cluster:
+    """Executes runs on the workers of a Dask scheduler."""
 
-        name, count = get_worker().name, torch.cuda.device_count()
-        if isinstance(name, int) and count > 1:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            devices = visible.split(",") if visible else [str(n) for n in range(count)]
-            environment["CUDA_VISIBLE_DEVICES"] = devices[name % count]
-    return environment
+    def __init__(self, address: str) -> None:
+        from distributed import Client
 
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        self.client = Client(address, timeout=30)
 
-def run(
-    folder: str, at: str, words: list[str], only: str, processes: int | None
-) -> tuple[int, str]:
-    """Executes a run on a worker and returns its exit code and the last line of its stderr."""
-    command = [sys.executable, "-m", "gnomon", "compare", "--resume", folder, "--only", only]
-    command += [*words, *_threads_of(words, processes)]
-    stop = pathlib.Path(at, folder, "unfinished", STOP)
-    with subprocess.Popen(
-        command, cwd=at, env=_environment(words), stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    ) as child:  # fmt: skip
-        lines: list[str] = []
+    def submit(self, folder: str, words: list[str], only: str, attempt: int) -> Any:
+        return self.client.submit(
+            _run_on_cluster, folder, os.getcwd(), words, only,
+            pure=False, key=f"gnomon-{only}-{attempt}-{time.time_ns()}",
+        )  # fmt: skip
 
-        def read() -> None:
-            assert child.stderr is not None
-            lines.extend(line for line in child.stderr if line.strip())
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        asked = False
-        while child.poll() is None:
-            if not asked and stop.exists():
-                child.send_signal(signal.SIGINT)
-                asked = True
-            time.sleep(POLL_S)
-        reader.join()
-    # SIGINT may end the program before it has installed its Ctrl-C handler.
-    code = INTERRUPTED if child.returncode == -signal.SIGINT and asked else child.returncode
-    return code, lines[-1].strip() if lines else ""
+    def cancel_waiting(self, futures: Iterable[Any]) -> None:
+        started = set(self.client.call_stack(list(futures)) or ())
+        started |= {key for keys in self.client.processing().values() for key in keys}
+        for future in futures:
+            if future.key not in started:
+                future.cancel()
 
 
 class _Pool:
-    """The runs in progress on the workers of a Dask client."""
+    """The runs in progress."""
 
-    def __init__(self, client: Any, folder: str, words: list[str], processes: int | None) -> None:
-        self.client = client
+    def __init__(self, workers: _Here | _Cluster, folder: str, words: list[str]) -> None:
+        self.workers = workers
         self.folder = folder
         self.words = words
-        self.processes = processes
         self.stop_file = pathlib.Path(folder, "unfinished", STOP)
         self.stopping = False
         self.losses: dict[str, int] = {}
@@ -103,10 +183,8 @@ class _Pool:
         self.events: queue.Queue[tuple[str, Any]] = queue.Queue()
 
     def submit(self, only: str) -> None:
-        future = self.client.submit(
-            run, self.folder, os.getcwd(), self.words, only, self.processes,
-            pure=False, key=f"gnomon-{only}-{self.losses.get(only, 0)}-{time.time_ns()}",
-        )  # fmt: skip
+        attempt = self.losses.get(only, 0)
+        future = self.workers.submit(self.folder, self.words, only, attempt)
         self.futures[only] = future
         future.add_done_callback(lambda future: self.events.put(("finished", (only, future))))
 
@@ -127,12 +205,12 @@ class _Pool:
         if only not in self.futures or self.futures[only] is not future:
             return  # the future belongs to an earlier attempt
         self.futures.pop(only)
-        if future.status == "cancelled":
+        if future.cancelled():
             if not self.stopping:
                 self.fail(only, "the Dask scheduler dropped the run")
             return
-        if future.status == "error":
-            self.lost(only, str(future.exception()))
+        if (fault := future.exception()) is not None:
+            self.lost(only, str(fault))
             return
         code, message = future.result()
         if code == 0:
@@ -149,11 +227,7 @@ class _Pool:
         self.stopping = True
         self.stop_file.parent.mkdir(parents=True, exist_ok=True)
         self.stop_file.touch()
-        running = set(self.client.call_stack(list(self.futures.values())) or ())
-        processing = {key for keys in self.client.processing().values() for key in keys}
-        for future in self.futures.values():
-            if future.key not in processing and future.key not in running:
-                future.cancel()
+        self.workers.cancel_waiting(list(self.futures.values()))
 
     def serve(self) -> None:
         """Processes standard input line by line; at its end, stops the runs and waits for them."""
@@ -179,36 +253,6 @@ class _Pool:
                 return
 
 
-@contextlib.contextmanager
-def _client(workers: int | None, address: str | None) -> Any:
-    import dask
-    from distributed import Client, LocalCluster
-
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    if address is not None:
-        with Client(address, timeout=30) as client:
-            yield client
-        return
-    # Runs set their own number of threads, and killed workers are replaced without limit.
-    settings = {
-        "distributed.nanny.pre-spawn-environ": {},
-        "distributed.scheduler.allowed-failures": MOST_LOSSES,
-    }
-    with (
-        dask.config.set(settings),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address=None,
-            silence_logs=logging.CRITICAL,
-            memory_limit=None,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gnomon.lab._workers",
@@ -223,25 +267,28 @@ def main() -> int:
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, words = parser.parse_args(arguments[:end]), arguments[end + 1 :]
+    if options.check or options.cluster:
+        try:
+            import distributed  # noqa: F401
+        except ImportError:
+            print("requires Dask; run: pip install 'gnomon[workers]'", file=sys.stderr)
+            return 2
+        if options.check:
+            return 0
     try:
-        import distributed  # noqa: F401
-    except ImportError:
-        print("requires Dask; run: pip install 'gnomon[workers]'", file=sys.stderr)
-        return 2
-    if options.check:
-        return 0
-    try:
-        with _client(options.workers, options.cluster) as client:
-            pool = _Pool(client, options.folder, words, options.workers)
-            pool.stop_file.unlink(missing_ok=True)
-            try:
-                pool.serve()
-            finally:
-                pool.stop_file.unlink(missing_ok=True)
+        workers = _Cluster(options.cluster) if options.cluster else _Here(options.workers, words)
     except OSError as error:
-        place = f" at {options.cluster}" if options.cluster else ""
-        print(f"gnomon: cannot connect to a Dask scheduler{place}: {error}", file=sys.stderr)
+        print(
+            f"gnomon: cannot connect to a Dask scheduler at {options.cluster}: {error}",
+            file=sys.stderr,
+        )
         return 2
+    pool = _Pool(workers, options.folder, words)
+    pool.stop_file.unlink(missing_ok=True)
+    try:
+        pool.serve()
+    finally:
+        pool.stop_file.unlink(missing_ok=True)
     return 0
 
 
