@@ -246,8 +246,11 @@ void SetUntilFlat(const CLI::App& command, const CompareFlags& flags, CompareSet
   settings->until_flat = flags.flat;
 }
 
-json DescribeSession(torch::Device device) {
-  return {{"started", Now()}, {"command", CommandWords()}, {"machine", DescribeMachine(device)}};
+json DescribeSession(torch::Device device, int64_t workers) {
+  json session = {
+      {"started", Now()}, {"command", CommandWords()}, {"machine", DescribeMachine(device)}};
+  if (workers > 0) session["workers"] = workers;
+  return session;
 }
 
 Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, lab::Task& task) {
@@ -324,12 +327,13 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, lab
     if (!asset.file.empty()) lab::WriteFileAtomically(work.folder / asset.file, {asset.bytes});
   }
   work.record = task.DescribeData();
-  work.record.update({{"format", kResultsFormat},
-                      {"name", work.folder.filename().string()},
-                      {"started", Now()},
-                      {"sessions", json::array({DescribeSession(work.device)})},
-                      {"versions", DescribeVersions()},
-                      {"task", DescribeTask(task)}});
+  work.record.update(
+      {{"format", kResultsFormat},
+       {"name", work.folder.filename().string()},
+       {"started", Now()},
+       {"sessions", json::array({DescribeSession(work.device, flags.workers.count)})},
+       {"versions", DescribeVersions()},
+       {"task", DescribeTask(task)}});
   if (settings.holds_out()) {
     work.record["held_out"] = {{"part", held_out},
                                {"metric", task.metrics()[lab::DecidingMetric(task)].key}};
@@ -392,7 +396,7 @@ Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
   CheckAll(&work);
   CheckData(work);
   work.record["task"] = DescribeTask(task);
-  work.record["sessions"].push_back(DescribeSession(work.device));
+  work.record["sessions"].push_back(DescribeSession(work.device, flags.workers.count));
   return work;
 }
 

@@ -32,8 +32,8 @@ class Workers {
           const std::vector<std::string>& words);
 
   // Executes runs, given as (combination, seed). Calls `done` after each run, in any order, and
-  // calls `waiting` twice a second. After Ctrl-C, waits until all
-  // runs have saved a checkpoint and returns false. Throws Error if a run fails.
+  // `waiting` at least twice a second. After Ctrl-C, waits until all runs have saved a checkpoint
+  // and returns false. Throws Error if a run fails.
   bool Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
            const std::function<void(int64_t combination, int64_t seed)>& done,
            const std::function<void()>& waiting);
