@@ -44,7 +44,7 @@ ConeMap FindMap(std::string_view function, std::string_view map, double r) {
   return {kernel, as_is, r, kFarthest};
 }
 
-void CheckTokens(const char* name, const at::Tensor& tokens) {
+void CheckConeTokens(const char* name, const at::Tensor& tokens) {
   TORCH_CHECK_VALUE(tokens.dim() == 4 && tokens.size(3) >= 2, "gnomon.cone_map: ", name,
                     " has shape ", tokens.sizes(),
                     "; expected (batch, heads, length, head_dim) with head_dim >= 2");
@@ -124,8 +124,8 @@ MapOutputs MapForwardMeta(const at::Tensor& q, const at::Tensor& k, std::string_
 
 MapOutputs MapForwardCpu(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                          std::string_view map, double r) {
-  CheckTokens("q", q);
-  CheckTokens("k", k);
+  CheckConeTokens("q", q);
+  CheckConeTokens("k", k);
   TORCH_CHECK_TYPE(q.scalar_type() == k.scalar_type(), "gnomon.cone_map: k has dtype ",
                    k.scalar_type(), ", but q has ", q.scalar_type(), "; expected the same dtype");
   MapOutputs outputs = MapForwardMeta<EmptyOnCpu>(q, k, function, map, r);
@@ -146,8 +146,8 @@ MapGradients MapBackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_r
                             const OptionalTensor& d_y, const OptionalTensor& d_columns,
                             const at::Tensor& q, const at::Tensor& k, std::string_view function,
                             std::string_view map, double r, MapNeeded needed) {
-  CheckTokens("q", q);
-  CheckTokens("k", k);
+  CheckConeTokens("q", q);
+  CheckConeTokens("k", k);
   const ConeMap cone = FindMap(function, map, r);
   const auto gradient = [&](const at::Tensor& tokens, const OptionalTensor& d_tokens,
                             const OptionalTensor& d_scalars) {
@@ -221,8 +221,8 @@ TensorTerms TermsOf(const at::Tensor& tokens, std::string_view function, std::st
 
 MapOutputs MapForwardComposite(const at::Tensor& q, const at::Tensor& k, std::string_view function,
                                std::string_view map, double r) {
-  CheckTokens("q", q);
-  CheckTokens("k", k);
+  CheckConeTokens("q", q);
+  CheckConeTokens("k", k);
   const auto mapped = [&](const at::Tensor& tokens) {
     const TensorTerms terms = TermsOf(tokens, function, map, r);
     const int64_t columns = tokens.size(3) - 1;
@@ -240,8 +240,8 @@ MapGradients MapBackwardComposite(const OptionalTensor& d_x, const OptionalTenso
                                   const at::Tensor& q, const at::Tensor& k,
                                   std::string_view function, std::string_view map, double r,
                                   MapNeeded needed) {
-  CheckTokens("q", q);
-  CheckTokens("k", k);
+  CheckConeTokens("q", q);
+  CheckConeTokens("k", k);
   const auto gradient = [&](const at::Tensor& tokens, const OptionalTensor& d_tokens,
                             const OptionalTensor& d_scalars) {
     const TensorTerms terms = TermsOf(tokens, function, map, r);
