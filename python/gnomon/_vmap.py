@@ -17,6 +17,7 @@ from gnomon._library import ops
 # Batch axis of each argument of the operators for token maps and causal sums.
 _BATCH = {
     **dict.fromkeys(("q", "k", "v", "x", "y", "z", "d_x", "d_y", "o", "denominator"), 0),
+    **dict.fromkeys(("query", "key", "value", "largest_met", "d"), 0),
     **dict.fromkeys(("row_scalars", "column_scalars", "d_row_scalars", "d_column_scalars"), 1),
 }
 
@@ -195,6 +196,8 @@ def register() -> None:
         (ops.cone_map_backward, ("q", "k"), True),
         (ops.causal_sums, ("o",), False),
         (ops.causal_linear, ("o", "denominator"), False),
+        (ops.causal_exponent_sums, ("o",), False),
+        (ops.causal_exponent_sums_backward, ("query", "key", "value"), True),
     ):
         rules.append(_Rule(operator.default, _BATCH, outputs, is_backward))
     for rule in rules:

@@ -483,6 +483,13 @@ TORCH_LIBRARY(gnomon, m) {
   // Causal linear attention, and the sums used in its gradients (ops/linear/causal_sums.h).
   m.def("causal_sums(Tensor x, Tensor y, Tensor z, bool reverse) -> Tensor");
   m.def("causal_linear(Tensor q, Tensor k, Tensor v, str feature) -> (Tensor, Tensor)");
+  // Causal sums of random features, traced as one operator (ops/linear/feature_sums.h).
+  m.def(
+      "causal_exponent_sums(Tensor query, Tensor key, Tensor value, Tensor largest_met, "
+      "str? rope) -> Tensor");
+  m.def(
+      "causal_exponent_sums_backward(Tensor d, Tensor query, Tensor key, Tensor value, "
+      "Tensor largest_met, str? rope) -> (Tensor, Tensor, Tensor)");
   // Returns (num_features, D) in float64, with D and the device of `like`.
   m.def("favor_projection(Tensor like, int num_features, int seed) -> Tensor");
   ForCompositions([&](const std::string& schema, auto run) { m.def(schema.c_str(), run); });

@@ -272,7 +272,8 @@ def test_no_sample_of_a_projection():
 
 def test_vmap_of_other_operators():
     torch.manual_seed(0)
-    q, k = draw(SAMPLES, B, H, L, D), draw(SAMPLES, B, H, L, D)
+    q, k, v = (draw(SAMPLES, B, H, L, D) for _ in range(3))
+    ops = torch.ops.gnomon
     for function, inputs in (
         (lambda q, k, tau: gnomon.hype_augment(q, k, tau, 0.1), [q, k, draw(SAMPLES, H)]),
         (lambda p: gnomon.sinusoid(p, 4), [torch.arange(6).view(SAMPLES, 2)]),
@@ -280,7 +281,9 @@ def test_vmap_of_other_operators():
         (gnomon.cones.ancestor, [q.sigmoid(), k.sigmoid()]),
         (gnomon.cones.lowest_common_ancestor, [q.sigmoid(), k.sigmoid()]),
         (nn.TokenPosition("conv:kernel=3:groups=2+learned", D, L).double(), [q[:, 0]]),
-        (lambda x: torch.ops.gnomon.favor_projection(x, 5, 1), [q]),
+        (lambda x: ops.favor_projection(x, 5, 1), [q]),
+        (lambda *x: ops.causal_exponent_sums(*x, None), [q, k, v, q[..., :1]]),
+        (lambda *x: ops.causal_exponent_sums_backward(*x, None), [v, q, k, v, q[..., :1]]),
     ):
         torch.testing.assert_close(vmap(function)(*inputs), looped(function, inputs))
 

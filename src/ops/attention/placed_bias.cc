@@ -1,14 +1,12 @@
 #include "ops/attention/placed_bias.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <utility>
 
 #include "ops/catalogue/registry.h"
+#include "ops/operators/autograd.h"
 
 namespace gnomon {
 
@@ -69,23 +67,6 @@ at::Tensor PlacedBiasTable(std::string_view terms, at::IntArrayRef shapes,
 }
 
 namespace {
-
-// Kernels run below autograd, but these functions need derivatives.
-class AboveAutograd {
- public:
-  AboveAutograd()
-      : outside_(false),
-        keys_(c10::impl::tls_local_dispatch_key_set()),
-        recorded_(keys_.included_,
-                  keys_.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView),
-        enabled_(true) {}
-
- private:
-  c10::InferenceMode outside_;
-  c10::impl::LocalDispatchKeySet keys_;
-  c10::impl::ForceDispatchKeyGuard recorded_;
-  at::AutoGradMode enabled_;
-};
 
 // The gradient of <y, d_y> with respect to x; 0 if y does not depend on x.
 at::Tensor GradientOf(const at::Tensor& y, const at::Tensor& x, const at::Tensor& d_y,

@@ -6,6 +6,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <array>
@@ -28,6 +30,23 @@ auto BelowAutograd(const Call& call) {
   at::AutoDispatchBelowADInplaceOrView guard;
   return call();
 }
+
+// Records derivatives in its scope, inside a kernel that runs below autograd.
+class AboveAutograd {
+ public:
+  AboveAutograd()
+      : outside_(false),
+        keys_(c10::impl::tls_local_dispatch_key_set()),
+        recorded_(keys_.included_,
+                  keys_.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView),
+        enabled_(true) {}
+
+ private:
+  c10::InferenceMode outside_;
+  c10::impl::LocalDispatchKeySet keys_;
+  c10::impl::ForceDispatchKeyGuard recorded_;
+  at::AutoGradMode enabled_;
+};
 
 inline bool HasTangent(const at::Tensor& tensor) {
   return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
