@@ -439,9 +439,11 @@ def test_opcheck():
             test_utils=CHECKS,
         )
     torch.library.opcheck(ops.favor_projection, (torch.empty(4), 6, 1), test_utils=CHECKS)
-    torch.library.opcheck(
-        ops.causal_exponent_sums, (*exponents(9, torch.float32), None), test_utils=CHECKS
-    )
+    tensors = exponents(9, torch.float32)
+    torch.library.opcheck(ops.causal_exponent_sums, (*tensors, None), test_utils=CHECKS)
+    d = torch.randn(1, 2, 9, 2)
+    plain = [d, *(x.detach() for x in tensors)]
+    torch.library.opcheck(ops.causal_exponent_sums_backward, (*plain, None), test_utils=CHECKS)
 
 
 @pytest.mark.slow

@@ -133,15 +133,16 @@ int64_t ChunkRows(const at::Tensor& value) {
 
 at::Tensor Rotation::From(const c10::SymInt& position, const at::Tensor& x, bool of_keys) const {
   if (!rope) return x;
-  return FindPosition(*rope).rotate(*rope, {},
-                                    {.x = x,
-                                     .position = position,
-                                     .firsts = std::nullopt,
-                                     .length = length,
-                                     .of_keys = of_keys,
-                                     .is_product = false,
-                                     .last_is_height = false,
-                                     .operation = kLinearAttention});
+  const Component component = Component::Parse(*rope);
+  return FindPosition(component).rotate(component, {},
+                                        {.x = x,
+                                         .position = position,
+                                         .firsts = std::nullopt,
+                                         .length = length,
+                                         .of_keys = of_keys,
+                                         .is_product = false,
+                                         .last_is_height = false,
+                                         .operation = kLinearAttention});
 }
 
 // Uses cat, because torch.compile assumes wrong strides for the gradient of constant_pad_nd.
@@ -265,7 +266,7 @@ Gradients CallSumsBackward(const at::Tensor& d, const at::Tensor& query, const a
 at::Tensor Compute(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                    const at::Tensor& largest_met, std::optional<std::string_view> rope) {
   Rotation rotation{std::nullopt, 0, query.sym_size(2)};
-  if (rope) rotation.rope = Component::Parse(std::string(*rope));
+  if (rope) rotation.rope = std::string(*rope);
   // The meta kernels promise contiguous outputs.
   return CausalExponentSums(query, key, value, largest_met, rotation).contiguous();
 }
@@ -357,9 +358,7 @@ at::Tensor ExponentSums(const at::Tensor& query, const at::Tensor& key, const at
     if (!IsTraced({query, key, value, largest_met})) {
       return CausalExponentSums(query, key, value, largest_met, rotation);
     }
-    const std::string rope = rotation.rope ? rotation.rope->Text() : "";
-    return CallSums(query, key, value, largest_met,
-                    rotation.rope ? std::optional<std::string_view>(rope) : std::nullopt);
+    return CallSums(query, key, value, largest_met, rotation.rope);
   }
   const at::Tensor m = Largest(key, rotation);
   const at::Tensor features =

@@ -9,14 +9,13 @@
 
 #include <cstdint>
 #include <optional>
-
-#include "ops/grammar/component.h"
+#include <string>
 
 namespace gnomon {
 
 // The rotation of queries and keys by their positions; without a component, they stay unchanged.
 struct Rotation {
-  std::optional<Component> rope;
+  std::optional<std::string> rope;  // a component
   c10::SymInt query_offset;
 
   c10::SymInt length;  // one past the farthest position

@@ -112,11 +112,11 @@ at::Tensor LinearAttention(const at::Tensor& q_in, const at::Tensor& k_in, const
   const c10::SymInt offset = arguments.query_offset.value_or(0);
   Rotation rotation{std::nullopt, offset, (q_in.sym_size(2) + offset).max(k_in.sym_size(2))};
   if (arguments.rope) {
-    rotation.rope = Component::Parse(*arguments.rope);
-    const PositionEntry& entry = FindPosition(*rotation.rope);
-    TORCH_CHECK_VALUE(entry.rotate != nullptr && entry.Tensors(*rotation.rope).empty(),
-                      kLinearAttention, ": rope is ", rotation.rope->Text(),
-                      "; expected RoPE without tensor arguments");
+    const Component rope = Component::Parse(*arguments.rope);
+    const PositionEntry& entry = FindPosition(rope);
+    TORCH_CHECK_VALUE(entry.rotate != nullptr && entry.Tensors(rope).empty(), kLinearAttention,
+                      ": rope is ", rope.Text(), "; expected RoPE without tensor arguments");
+    rotation.rope = rope.Text();
   }
   // Low-precision tokens are processed in float32; only the outputs are rounded.
   const at::ScalarType computing = ComputingType(q_in);
