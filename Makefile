@@ -23,8 +23,8 @@ PREFIX ?= /usr/local
 # ON compiles the kernels only for this machine's instruction set. OFF compiles them for all, which a
 # build for other machines needs.
 NATIVE ?= ON
-# ON compiles the operators and the lab without optimization: the build ends sooner, and short calls
-# are slower. The kernels are always optimized. Default: OFF, or for `make demo` ON unless there is a
+# ON compiles the operators and the lab without optimization and the kernels with less: the build ends
+# sooner, and short calls are slower. Default: OFF, or for `make demo` ON unless there is a
 # build.
 QUICK ?= $(if $(filter demo,$(MAKECMDGOALS)),$(or $(call cached,QUICK),ON),OFF)
 

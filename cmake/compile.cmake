@@ -55,8 +55,8 @@ endfunction()
 # batches of files share this cost. Files that define the same names (terms, tasks) have separate
 # namespaces.
 function(gnomon_compiles_together target)
-  # Code that includes PyTorch is not optimized with GNOMON_QUICK, so larger batches are worthwhile,
-  # at most two per target: GCC needs 11 s for the headers' templates alone.
+  # Code that includes PyTorch is not optimized with GNOMON_QUICK, so batches are larger, at most two
+  # per target: GCC needs 11 s for the headers' templates alone.
   get_target_property(precompiled ${target} PRECOMPILE_HEADERS_REUSE_FROM)
   set(batch 16)
   if(GNOMON_QUICK AND precompiled)

@@ -30,8 +30,8 @@ std::vector<std::string> ChildWords(const WorkerFlags& flags, const std::filesys
 
 void WorkerFlags::Add(CLI::App* command) {
   AddNumber(command, "--workers", &count, 1, kMostWorkers,
-            "Number of worker processes. Each gets an equal share of the cores or, with --device "
-            "cuda, one GPU")
+            "Number of runs at once, each in a separate process. They share the cores; with "
+            "--device cuda, they take turns on the visible GPUs")
       ->default_str("");
   command->add_option("--cluster", cluster,
                       "Train on the workers of the Dask scheduler at this address, such as "

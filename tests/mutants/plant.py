@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
 import os
 import re
 import signal
@@ -42,6 +43,10 @@ IDLE_S = 60
 
 class PlantError(Exception):
     """The reason why a mutant cannot be applied or judged, in one line."""
+
+
+class NoEffectError(Exception):
+    """The mutant changes no object file, such as code for another instruction set."""
 
 
 @dataclass
@@ -179,8 +184,8 @@ class Workshop:
         hangs = run.returncode == -signal.SIGKILL
         return (None if hangs else run.returncode), output
 
-    def objects(self, file: Path) -> list[Path]:
-        """Returns the objects to rebuild first if a file changes: all that include it, or a few."""
+    def including(self, file: Path) -> list[Path]:
+        """Returns the objects of all sources that include a file."""
         command = [self.ninja, "-C", str(self.build_folder), "-t", "deps"]
         listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         objects = []
@@ -188,6 +193,15 @@ class Workshop:
             name, *files = block.splitlines() or [""]
             if str(file) in (os.path.normpath(self.build_folder / f.strip()) for f in files):
                 objects.append(self.build_folder / name.split(": #deps")[0])
+        return objects
+
+    def contents(self, file: Path) -> dict[Path, bytes]:
+        """Returns digests of the objects of all sources that include a file."""
+        return {path: hashlib.sha256(path.read_bytes()).digest() for path in self.including(file)}
+
+    def objects(self, file: Path) -> list[Path]:
+        """Returns the objects to rebuild first if a file changes: all that include it, or a few."""
+        objects = self.including(file)
         names = {path.name for path in objects}
         kernel = names & KERNELS
         engine = names & {ENGINE} if file.parent.name == "cpu" else set()
@@ -219,12 +233,16 @@ class Workshop:
                 return failed
             os.utime(path)  # rebuild all objects, and run all tests
             failed = self.failed_after_build("*")
+            planted = self.contents(path)
         finally:
             if path.stat().st_mtime_ns == before.st_mtime_ns:
                 write(text)
             else:
                 path.write_text(text)
-                self.build()
+                if not self.build():
+                    raise PlantError(f"the tree itself does not compile; see {self.build_folder}")
+        if failed is None and planted and self.contents(path) == planted:
+            raise NoEffectError
         if failed and self.failed_test(failed.split()[0]):
             raise PlantError(f"{failed} also fails without the mutant")
         return failed
@@ -283,18 +301,22 @@ def main() -> int:
     workshop.limit_s = max(LIMIT_S, PATIENCE * workshop.tests_s)
     seen = 0
     broken = 0
+    judged = len(errors)
     for error in errors:
         start = time.monotonic()
         try:
             test = workshop.judge(error)
             seen += test is not None
             verdict = f"detected by {test}" if test else "NOT DETECTED"
+        except NoEffectError:
+            judged -= 1
+            verdict = "changes no object file on this machine; not counted"
         except PlantError as problem:
             broken += 1
             verdict = str(problem)
         print(f"{error.name:{width}}  {time.monotonic() - start:4.0f} s  {verdict}", flush=True)
-    print(f"{seen} of {len(errors)} mutants detected ({seen / len(errors):.0%})")
-    return 0 if seen >= LEAST_SHARE * len(errors) and broken == 0 else 1
+    print(f"{seen} of {judged} mutants detected ({seen / max(judged, 1):.0%})")
+    return 0 if judged > 0 and seen >= LEAST_SHARE * judged and broken == 0 else 1
 
 
 if __name__ == "__main__":

@@ -72,12 +72,6 @@ def descendants(process: int) -> list[int]:
     return found
 
 
-def runs_of(process: int) -> list[int]:
-    """The processes that train the runs of a comparison: children of a fork server."""
-    servers = [pid for pid in descendants(process) if "forkserver" in command_of(pid)]
-    return [pid for pid in servers if any(pid in descendants(server) for server in servers)]
-
-
 def command_of(process: int) -> str:
     try:
         return pathlib.Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -103,7 +97,8 @@ def test_killed_runs_change_nothing(folder, whole, tmp_path, workers, kills):
             # Kills a process only once a checkpoint exists, so that some work is lost, but not all.
             if killed >= kills or not list(out.glob("unfinished/*/checkpoint.*")):
                 continue
-            if runs := runs_of(process.pid):
+            runs = [pid for pid in descendants(process.pid) if "--only" in command_of(pid)]
+            if runs:
                 os.kill(draw.choice(runs), signal.SIGKILL)
                 killed += 1
                 time.sleep(0.5)
@@ -240,6 +235,22 @@ def test_missing_packages_are_named_before_anything_runs(folder, tmp_path):
         (line,) = done.stderr.splitlines()
         assert f"pip install {package}" in line
     assert not out.exists()
+
+
+def test_workers_need_no_package_and_stop_on_ctrl_c(folder, whole, tmp_path):
+    (tmp_path / "distributed.py").write_text("raise ImportError")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    out = tmp_path / "out"
+    words = [*arguments(out), "--workers", 2, "--checkpoint-every", 20]
+    code, errors = interrupt(
+        words, folder, lambda: len(list(out.glob("unfinished/*/checkpoint.*"))) == 2, **environment
+    )
+    assert code == 130, errors
+    assert json.loads((out / "results.json").read_text())["status"] == "interrupted"
+    done = gnomon("compare", "--resume", out, "--workers", 2, "--threads", 1, cwd=folder,
+                  **environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert outcome(out) == outcome(whole)
 
 
 @pytest.mark.parametrize("workers", [[], pytest.param(["--workers", 2], marks=pytest.mark.long)])

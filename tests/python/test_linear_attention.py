@@ -9,6 +9,7 @@ import torch
 from formulas import mostly_long, pairwise, rotate
 from operator_checks import CHECKS, peak_memory
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import gnomon
 from gnomon.position import ALiBi, RoPE
@@ -414,15 +415,25 @@ def test_causal_exponent_sums(length, rope):
     formula = (left @ right.mT).tril() @ value.repeat_interleave(2, 1)
     torch.testing.assert_close(sums, formula)
     leaves = [query, key, value]
-    d = torch.randn_like(formula)
-    for ours, theirs in zip(
-        torch.autograd.grad(sums, leaves, d, create_graph=True),
-        torch.autograd.grad(formula, leaves, d),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs)
-    with pytest.raises(RuntimeError, match=r"causal_exponent_sums_backward.*not implemented"):
-        torch.autograd.grad(ours.sum(), leaves)
+    d = torch.randn_like(formula, requires_grad=True)
+    first = [torch.autograd.grad(x, leaves, d, create_graph=True) for x in (sums, formula)]
+    torch.testing.assert_close(*first)
+    weights = [torch.randn_like(x) for x in leaves]
+    second = [
+        torch.autograd.grad(
+            sum((x * w).sum() for x, w in zip(of, weights, strict=True)), [*leaves, d]
+        )
+        for of in first
+    ]
+    torch.testing.assert_close(*second)
+
+
+def test_causal_random_features_are_traced_as_one_operator():
+    q, k, v = inputs(2 * CHUNK)
+    graph = make_fx(lambda q: gnomon.linear_attention(q, k, v, "favor", causal=True))(q)
+    targets = [node.target for node in graph.graph.nodes]
+    assert targets.count(ops.causal_exponent_sums.default) == 1
+    assert len(targets) < 60
 
 
 @pytest.mark.real_device

@@ -199,7 +199,6 @@ def test_runs_have_the_chosen_values(folder, whole, tmp_path):
 
 @pytest.mark.long
 def test_workers_tune_to_the_same_results(folder, whole, tmp_path):
-    pytest.importorskip("distributed")
     out = tmp_path / "workers"
     succeed(*tuned(out), "--workers", 2, cwd=folder)
     assert outcome_of(out) == outcome_of(whole)

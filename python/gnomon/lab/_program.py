@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import json
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,15 +15,24 @@ from gnomon._checks import check_flag, check_integer, check_number, check_string
 from gnomon._library import LIBRARIES
 
 
-@functools.cache
-def library() -> ctypes.CDLL:
+def library_path() -> pathlib.Path:
+    """Returns the library that contains the command.
+
+    Raises:
+        ImportError: it was not compiled.
+    """
     path = LIBRARIES / _release.library_name("gnomon_program")
     if not path.exists():
         raise ImportError(
             f"{path} does not exist: the gnomon command was not compiled for this PyTorch; run: "
             "python -m gnomon.build --program"
         )
-    return ctypes.CDLL(str(path))
+    return path
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(library_path()))
 
 
 @dataclasses.dataclass(frozen=True)

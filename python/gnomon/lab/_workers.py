@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import itertools
 import logging
-import multiprocessing
 import os
 import pathlib
 import queue
@@ -24,10 +24,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import IO, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+
+from gnomon.lab._program import library_path
 
 #: The number of times that a run may lose its worker or its process before it counts as failed.
 MOST_LOSSES = 20
@@ -37,69 +39,61 @@ STOP = "stop"
 POLL_S = 0.2
 
 
-def _words_of(folder: str, words: list[str], threads: int, only: str) -> list[str]:
-    """The arguments of a run; `threads` applies unless `words` contains --threads."""
-    share = [] if "--threads" in words else ["--threads", str(threads)]
-    return ["compare", "--resume", folder, "--only", only, *words, *share]
-
-
-def _await(
-    folder: pathlib.Path, poll: Callable[[], int | None], pid: int, errors: IO[str]
+def run(
+    folder: str, at: str, words: list[str], threads: int, gpu: str | None, only: str
 ) -> tuple[int, str]:
-    """Waits for a run, which is interrupted once the stop file exists.
+    """Executes a run and returns its exit code and the last line of its stderr.
 
     Args:
         folder: the comparison's folder.
-        poll: returns the exit code, or None while the run goes on.
-        pid: the run's process.
-        errors: the file to which it writes its stderr.
-
-    Returns:
-        The exit code, and the last line of stderr.
+        at: the working directory.
+        words: options of ``gnomon compare``.
+        threads: the number of threads, unless `words` contains --threads.
+        gpu: the only GPU that the run sees; None leaves all of them visible.
+        only: the run, as COMBINATION,SEED.
     """
-    stop = folder / "unfinished" / STOP
-    asked = False
-    while (code := poll()) is None:
-        if not asked and stop.exists():
-            os.kill(pid, signal.SIGINT)
-            asked = True
-        time.sleep(POLL_S)
-    errors.seek(0)
-    lines = [line for line in errors if line.strip()]
-    message = lines[-1].strip() if lines else ""
-    # SIGINT may end the program before it has installed its Ctrl-C handler.
-    if asked and (code == -signal.SIGINT or message == "KeyboardInterrupt"):
-        code = INTERRUPTED
-    return code, message
-
-
-def _execute(words: list[str], gpu: str | None, errors: str) -> None:
-    """Executes a run in a new process, which sees only the given GPU unless it is None."""
-    from gnomon.lab.__main__ import main
-
-    os.setsid()
-    with open(os.devnull, "r+") as nothing, open(errors, "w") as file:
-        for stream, to in enumerate((nothing, nothing, file)):
-            os.dup2(to.fileno(), stream)
-    os.environ["GNOMON_PARENT"] = str(os.getppid())
+    program = pathlib.Path(__file__).with_name("_program_alone.py")
+    command = [sys.executable, "-I", str(program), str(library_path()), "compare"]
+    command += ["--resume", folder, "--only", only, *words]
+    if "--threads" not in words:
+        command += ["--threads", str(threads)]
+    libraries = [str(pathlib.Path(torch.__file__).parent / "lib")]
+    if inherited := os.environ.get("LD_LIBRARY_PATH"):
+        libraries.append(inherited)
+    environment = os.environ | {
+        "GNOMON_PARENT": str(os.getpid()),
+        "GNOMON_PYTHON": os.environ.get("GNOMON_PYTHON", sys.executable),
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+    }
     if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    sys.exit(main(words))
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    stop = pathlib.Path(at, folder, "unfinished", STOP)
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        child = subprocess.Popen(
+            command, cwd=at, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        asked = False
+        while child.poll() is None:
+            if not asked and stop.exists():
+                child.send_signal(signal.SIGINT)
+                asked = True
+            time.sleep(POLL_S)
+        errors.seek(0)
+        lines = [line for line in errors if line.strip()]
+    # SIGINT may end the program before it has installed its Ctrl-C handler.
+    code = INTERRUPTED if child.returncode == -signal.SIGINT and asked else child.returncode
+    return code, lines[-1].strip() if lines else f"exit code {code}"
 
 
 class _Here:
-    """Executes runs on this machine, a fixed number at a time, which share its cores and GPUs.
-
-    Their processes are forked from a server that has imported PyTorch, which takes seconds.
-    """
+    """Executes runs on this machine, a fixed number at a time, which share its cores and GPUs."""
 
     def __init__(self, workers: int, words: list[str]) -> None:
         self.threads = max(1, torch.get_num_threads() // workers)
         self.gpus = _gpus() if "cuda" in words else []
         self.numbers = itertools.count()
         self.local = threading.local()
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["gnomon.lab.__main__"])
         self.pool = concurrent.futures.ThreadPoolExecutor(workers, initializer=self._begin)
 
     def _begin(self) -> None:
@@ -107,12 +101,7 @@ class _Here:
 
     def _run(self, folder: str, words: list[str], only: str) -> tuple[int, str]:
         gpu = self.gpus[self.local.number % len(self.gpus)] if self.gpus else None
-        words = _words_of(folder, words, self.threads, only)
-        with tempfile.NamedTemporaryFile("r") as errors:
-            child = self.context.Process(target=_execute, args=(words, gpu, errors.name))
-            child.start()
-            assert child.pid is not None
-            return _await(pathlib.Path(folder), lambda: child.exitcode, child.pid, errors)
+        return run(folder, os.getcwd(), words, self.threads, gpu, only)
 
     def submit(self, folder: str, words: list[str], only: str, _attempt: int) -> Any:
         return self.pool.submit(self._run, folder, words, only)
@@ -136,14 +125,7 @@ def _run_on_cluster(folder: str, at: str, words: list[str], only: str) -> tuple[
     from distributed import get_worker
 
     threads = max(1, CPU_COUNT // get_worker().state.nthreads)
-    # A Dask worker is a daemon, for which multiprocessing cannot start a process.
-    with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "gnomon", *_words_of(folder, words, threads, only)],
-            cwd=at, env=dict(os.environ, GNOMON_PARENT=str(os.getpid())), stderr=errors,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        return _await(pathlib.Path(at, folder), child.poll, child.pid, errors)
+    return run(folder, at, words, threads, None, only)
 
 
 class _Cluster:
@@ -167,6 +149,12 @@ class _Cluster:
         for future in futures:
             if future.key not in started:
                 future.cancel()
+
+
+def _tell(*words: str) -> None:
+    # If ``gnomon compare`` has ended, the end of standard input stops the runs.
+    with contextlib.suppress(BrokenPipeError):
+        print(*words, flush=True)
 
 
 class _Pool:
@@ -199,7 +187,7 @@ class _Pool:
             self.submit(only)
 
     def fail(self, only: str, message: str) -> None:
-        print("failed", *only.split(","), " ".join(message.split()), flush=True)
+        _tell("failed", *only.split(","), *message.split())
 
     def finished(self, only: str, future: Any) -> None:
         if only not in self.futures or self.futures[only] is not future:
@@ -210,11 +198,13 @@ class _Pool:
                 self.fail(only, "the Dask scheduler dropped the run")
             return
         if (fault := future.exception()) is not None:
-            self.lost(only, str(fault))
+            # The others are Dask's errors for workers that were killed.
+            is_local = isinstance(fault, OSError | ImportError)
+            (self.fail if is_local else self.lost)(only, str(fault))
             return
         code, message = future.result()
         if code == 0:
-            print("done", *only.split(","), flush=True)
+            _tell("done", *only.split(","))
         elif code < 0:
             self.lost(only, f"signal {-code}")
         elif code != INTERRUPTED or not self.stopping:

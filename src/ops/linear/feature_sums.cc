@@ -7,8 +7,8 @@
 // right half of each block of 2, 4, 8 ... rows attend to keys in the left half. Then each chunk
 // attends to all previous chunks.
 //
-// Such causal sums are thousands of PyTorch operators with their gradients. torch.compile therefore
-// sees a single operator, whose gradient computes the sums again.
+// Tracing these sums and their gradients would record thousands of operators. torch.compile
+// therefore sees one operator, whose backward pass computes the sums again.
 #include "ops/linear/feature_sums.h"
 
 #include <ATen/ATen.h>
@@ -265,6 +265,7 @@ Gradients CallSumsBackward(const at::Tensor& d, const at::Tensor& query, const a
 
 at::Tensor Compute(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                    const at::Tensor& largest_met, std::optional<std::string_view> rope) {
+  const WithoutAutocast guard;
   Rotation rotation{std::nullopt, 0, query.sym_size(2)};
   if (rope) rotation.rope = std::string(*rope);
   // The meta kernels promise contiguous outputs.
@@ -275,6 +276,7 @@ Gradients ComputeBackward(const at::Tensor& d, const at::Tensor& query, const at
                           const at::Tensor& value, const at::Tensor& largest_met,
                           std::optional<std::string_view> rope) {
   const AboveAutograd guard;
+  const WithoutAutocast no_autocast;
   const auto leaf = [](const at::Tensor& x) { return x.detach().requires_grad_(); };
   const variable_list leaves = {leaf(query), leaf(key), leaf(value)};
   const at::Tensor sums = Compute(leaves[0], leaves[1], leaves[2], largest_met, rope);
@@ -314,9 +316,30 @@ class ExponentSumsFunction : public torch::autograd::Function<ExponentSumsFuncti
   static variable_list backward(AutogradContext* context, const variable_list& d_outputs) {
     const variable_list saved = context->get_saved_variables();
     const auto rope = context->saved_data["rope"].toOptional<std::string>();
+    if (at::GradMode::is_enabled()) return RecordedGradients(context, saved, rope, d_outputs[0]);
     const auto [d_query, d_key, d_value] =
         CallSumsBackward(d_outputs[0], saved[0], saved[1], saved[2], saved[3], rope);
     return {d_query, d_key, d_value, {}, {}};
+  }
+
+ private:
+  // Gradients that have gradients, from the composition.
+  static variable_list RecordedGradients(AutogradContext* context, const variable_list& saved,
+                                         std::optional<std::string_view> rope,
+                                         const at::Tensor& d) {
+    const WithoutAutocast guard;
+    const at::Tensor sums = Compute(saved[0], saved[1], saved[2], saved[3], rope);
+    variable_list inputs;
+    for (size_t n = 0; n < 3; ++n) {
+      if (context->needs_input_grad(n)) inputs.push_back(saved[n]);
+    }
+    const variable_list found = torch::autograd::grad({sums}, inputs, {d}, std::nullopt,
+                                                      /*create_graph=*/true);
+    variable_list gradients(5);
+    for (size_t n = 0, at = 0; n < 3; ++n) {
+      if (context->needs_input_grad(n)) gradients[n] = found[at++];
+    }
+    return gradients;
   }
 };
 

@@ -30,7 +30,7 @@ struct Rotation {
 // The exponent of absent entries: its exp is 0 and, unlike for -inf, differences are not NaN.
 inline constexpr double kNothing = -1e30;
 
-// Appends zeros to (B, H, L, ...), up to the given number of rows.
+// Appends `rows` rows filled with `value` to (B, H, L, ...).
 at::Tensor PadRows(const at::Tensor& x, const c10::SymInt& rows, double value = 0);
 
 // sum_j phi(q_i).phi(k_j) v_j of features (B, H, Lq, F) and (B, Hkv, Lk, F).

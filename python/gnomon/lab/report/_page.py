@@ -333,7 +333,7 @@ def settings(results: dict[str, Any]) -> str:
         if (device := machine.get("device", "cpu")) != "cpu":
             text += f"; models run on {device}"
         if (workers := session.get("workers", 1)) > 1:
-            text += f"; {workers} runs at once share the threads"
+            text += f"; {workers} runs at once"
         text += f"; started {session['started']}"
         rows.append(("machine", html.escape(text)))
     rows.append(("task", html.escape(task["name"])))
