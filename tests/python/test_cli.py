@@ -616,9 +616,7 @@ def test_damaged_records_are_not_resumed(folder, comparison, tmp_path):
     assert "not a comparison record" in refused("compare", "--resume", tmp_path, cwd=folder)
 
 
-def interrupt(
-    arguments: list[object], cwd: pathlib.Path, when, **environment: str
-) -> tuple[int, str]:
+def interrupt(arguments: list[object], cwd: pathlib.Path, when) -> tuple[int, str]:
     """Runs the program and sends one SIGINT as soon as when() is true."""
     process = subprocess.Popen(
         [PROGRAM, *map(str, arguments)],
@@ -626,7 +624,6 @@ def interrupt(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | environment,
     )
     try:
         deadline = time.monotonic() + SECONDS

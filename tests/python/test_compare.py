@@ -237,19 +237,28 @@ def test_missing_packages_are_named_before_anything_runs(folder, tmp_path):
     assert not out.exists()
 
 
-def test_workers_need_no_package_and_stop_on_ctrl_c(folder, whole, tmp_path):
+def test_workers_need_no_package(folder, tmp_path):
     (tmp_path / "distributed.py").write_text("raise ImportError")
-    environment = {"PYTHONPATH": str(tmp_path)}
+    words = ["compare", "--data", "text.txt", "--position", "none,rope", "--steps", 20, *RUN]
+    succeed(*words, "--out", tmp_path / "whole", cwd=folder)
+    done = gnomon(*words, "--workers", 2, "--out", tmp_path / "workers", cwd=folder,
+                  PYTHONPATH=str(tmp_path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert outcome(tmp_path / "workers") == outcome(tmp_path / "whole")
+    record = json.loads((tmp_path / "workers/results.json").read_text())
+    assert [session["workers"] for session in record["sessions"]] == [2]
+
+
+@pytest.mark.long
+def test_workers_stop_on_ctrl_c(folder, whole, tmp_path):
     out = tmp_path / "out"
     words = [*arguments(out), "--workers", 2, "--checkpoint-every", 20]
     code, errors = interrupt(
-        words, folder, lambda: len(list(out.glob("unfinished/*/checkpoint.*"))) == 2, **environment
+        words, folder, lambda: len(list(out.glob("unfinished/*/checkpoint.*"))) == 2
     )
     assert code == 130, errors
     assert json.loads((out / "results.json").read_text())["status"] == "interrupted"
-    done = gnomon("compare", "--resume", out, "--workers", 2, "--threads", 1, cwd=folder,
-                  **environment)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    succeed("compare", "--resume", out, "--workers", 2, "--threads", 1, cwd=folder)
     assert outcome(out) == outcome(whole)
 
 
