@@ -11,7 +11,6 @@ train require a single process.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 import torch.distributed
 
 from gnomon.lab._program import library
+from gnomon.lab._program_alone import run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 for success, 1 for an internal failure, 2 for invalid input, and 130 after
         Ctrl-C.
     """
-    words = ["gnomon", *(sys.argv[1:] if arguments is None else arguments)]
+    words = list(sys.argv[1:] if arguments is None else arguments)
     # The program draws reports and pictures with this interpreter.
     os.environ.setdefault("GNOMON_PYTHON", sys.executable)
     # Python's own signal handlers run only between bytecode instructions, and therefore not during
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") == "1":
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        return _run(words, None, 0, 1)
+        return _run(words)
     try:
         torch.distributed.init_process_group()
     except (ValueError, RuntimeError) as error:
@@ -51,22 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.distributed.destroy_process_group()
 
 
-def _run(words: list[str], group: str | None, rank: int, size: int) -> int:
+def _run(words: list[str], group: str | None = None, rank: int = 0, size: int = 1) -> int:
     try:
-        run = library().gnomon_run_program
+        program = library()
     except ImportError as error:
         print(f"gnomon: {error}", file=sys.stderr)
         return 1
-    run.restype = ctypes.c_int
-    run.argtypes = [
-        ctypes.c_int,
-        ctypes.POINTER(ctypes.c_char_p),
-        ctypes.c_char_p,
-        ctypes.c_int,
-        ctypes.c_int,
-    ]
-    argv = (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
-    return run(len(words), argv, None if group is None else group.encode(), rank, size)
+    return run(program, words, group, rank, size)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ class _Here:
         gpu = self.gpus[self.local.number % len(self.gpus)] if self.gpus else None
         return run(folder, os.getcwd(), words, self.threads, gpu, only)
 
-    def submit(self, folder: str, words: list[str], only: str, _attempt: int) -> Any:
+    def submit(self, folder: str, words: list[str], only: str) -> Any:
         return self.pool.submit(self._run, folder, words, only)
 
     def cancel_waiting(self, futures: Iterable[Any]) -> None:
@@ -137,10 +137,10 @@ class _Cluster:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         self.client = Client(address, timeout=30)
 
-    def submit(self, folder: str, words: list[str], only: str, attempt: int) -> Any:
+    def submit(self, folder: str, words: list[str], only: str) -> Any:
         return self.client.submit(
             _run_on_cluster, folder, os.getcwd(), words, only,
-            pure=False, key=f"gnomon-{only}-{attempt}-{time.time_ns()}",
+            pure=False, key=f"gnomon-{only}-{time.time_ns()}",
         )  # fmt: skip
 
     def cancel_waiting(self, futures: Iterable[Any]) -> None:
@@ -171,8 +171,7 @@ class _Pool:
         self.events: queue.Queue[tuple[str, Any]] = queue.Queue()
 
     def submit(self, only: str) -> None:
-        attempt = self.losses.get(only, 0)
-        future = self.workers.submit(self.folder, self.words, only, attempt)
+        future = self.workers.submit(self.folder, self.words, only)
         self.futures[only] = future
         future.add_done_callback(lambda future: self.events.put(("finished", (only, future))))
 
