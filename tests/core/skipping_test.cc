@@ -271,7 +271,7 @@ std::vector<SkippingCase> SkippingCases() {
       {"BiasAndKeyBias", {.shape = square, .bias = kShared, .key_bias = true}},
       {"Temperature", {.shape = square, .right = 0, .bias = kShared, .temperature = true}},
       {"FewQueries",
-       {.shape = {1, 2, 1, 9, 1500, 8, 1500}, .right = 0, .query_offset = 1491, .bias = kShared},
+       {.shape = {1, 2, 1, 9, 2100, 8, 2100}, .right = 0, .query_offset = 2091, .bias = kShared},
        0.2f},
   };
 }
