@@ -379,7 +379,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       if (C::kStages == 2 && first < high) copy(first, 0);
       int stage = 0;
       for (int start = first; start < high; start += C::kStep) {
-        WaitForTile<C>(copy, start, high, stage);
+        WaitForTile<C>(copy, start);
         const unsigned char* const x_tile = memory + at.other_x + stage * C::kStep * x_bytes;
         const unsigned char* const y_tile = memory + at.other_y + stage * C::kStep * y_bytes;
         const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
@@ -389,21 +389,20 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         float dp[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
         if (kReads) MultiplyRows<C, kKeys>(s, x, memory + at.own_x, x_tile, C::kDim);
         MultiplyRows<C, kKeys>(dp, y, memory + at.own_y, y_tile, C::kValueDim);
+        RequestNextTile<C>(copy, start, high, stage);
         uint32 near = 0;
         if constexpr (IsDistance<F>()) {
-          near = ToDistances<C, kKeys>(
-              s, p, head, rows[0], start + pair, [&](int n, int e, float product, bool& is_near) {
-                const int column = 8 * n + pair + e % 2;
-                if constexpr (kKeys) {
-                  RowSoftmax softmax{};
-                  float temperature = 1;
-                  const Query query = QueryOf<F, C>(words, column, head, softmax, temperature);
-                  return SquaredDistance(query, own_key[e / 2], product, is_near);
-                } else {
-                  return SquaredDistance(own_query[e / 2], KeyOf<F, C>(words, column), product,
-                                         is_near);
-                }
-              });
+          near = ToDistances<C, kKeys>(s, p, head, rows[0], start + pair, [&](int n, int e) {
+            const int column = 8 * n + pair + e % 2;
+            if constexpr (kKeys) {
+              RowSoftmax softmax{};
+              float temperature = 1;
+              const Query query = QueryOf<F, C>(words, column, head, softmax, temperature);
+              return NormsOf(query, own_key[e / 2]);
+            } else {
+              return NormsOf(own_query[e / 2], KeyOf<F, C>(words, column));
+            }
+          });
         }
         const auto differentiate_pairs = [&](auto inside) {
 #pragma unroll
@@ -528,7 +527,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         }
         if (kReads) AddRows<C>(dx, dp, x_tile, C::kDim, first_column, C::kColumns);
         if constexpr (kKeys) AddRows<C>(dy, s, y_tile, C::kValueDim, first_column, C::kColumns);
-        Barrier();
+        // Other threads read this thread's scores.
+        if (sums_tables || sums_bias) Barrier();
         if (sums_tables && chunk == 0) {
           const int own = begin + 16 * warp;
           if (C::kRelativeKeys != 0) {
@@ -547,8 +547,6 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
             AddDiagonals<C>(memory + at.scores, rows_in_block, of_head,
                             static_cast<Int64>(begin) - start - C::kStep + p.queries, p.bias_size);
           }
-          // Other threads will overwrite the diagonals for the next tile.
-          Barrier();
         }
         if (C::kStages == 2) stage ^= 1;
       }

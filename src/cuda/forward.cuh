@@ -149,14 +149,15 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       Barrier();
     }
   }
+  TileRows<C> key_rows(HeadOf<C>(p.y, b, key_head), first, C::kDim);
+  TileRows<C> value_rows(HeadOf<C>(p.v, b, key_head), first, C::kValueDim);
   const auto copy = [&](int start, int stage) {
-    const int other = Fresh(key_head);
     if (kReads) {
-      CopyRows<C>(memory + at.other_x + stage * C::kStep * x_bytes, HeadOf<C>(p.y, b, other), start,
-                  C::kStep, low, high, p.dim, C::kDim);
+      key_rows.Copy(memory + at.other_x + stage * C::kStep * x_bytes, start, low, high, p.dim,
+                    C::kDim);
     }
-    CopyRows<C>(memory + at.other_y + stage * C::kStep * v_bytes, HeadOf<C>(p.v, b, other), start,
-                C::kStep, low, high, p.value_dim, C::kValueDim);
+    value_rows.Copy(memory + at.other_y + stage * C::kStep * v_bytes, start, low, high, p.value_dim,
+                    C::kValueDim);
     CopyKeys<F, C>(memory + at.words + stage * word_count * C::kStep * 4, p, b, h, start, low,
                    high);
     if (C::kBias == 1) {
@@ -180,10 +181,23 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   if (C::kRelativeValues != 0) ClearTables<C>(p, p.relative_weights, b, h, begin + 16 * warp);
   const bool any_spoiled =
       C::kHides != 0 && first < last && AnySpoiled<C>(p, b, key_head, first, last);
-  if (C::kStages == 2 && first < last) copy(first, 0);
-  int stage = 0;
-  for (int start = first; start < last; start += C::kStep) {
-    WaitForTile<C>(copy, start, last, stage);
+  // Whether the tile at `start` has a value that is not finite.
+  const auto is_spoiled = [&](int start) {
+    if (!any_spoiled) return false;
+    const int groups = DivideUp(p.keys, 16);
+    const int* const spoiled =
+        p.spoiled + (static_cast<Int64>(b) * p.key_heads + key_head) * groups;
+    bool found = false;
+#pragma unroll
+    for (int n = 0; n < C::kStep / 16; ++n) {
+      if (start / 16 + n < groups) found = found || spoiled[start / 16 + n] != 0;
+    }
+    return found;
+  };
+  // Adds the tile of keys at `start`. With `plain`, all rows see all its keys and their values are
+  // finite. This common case is separate, and has no branch between the weights and the last
+  // product, so that the compiler can overlap the two.
+  const auto add_tile = [&](auto plain, int start, int stage) {
     const unsigned char* const key_tile = memory + at.other_x + stage * C::kStep * x_bytes;
     unsigned char* const value_tile = memory + at.other_y + stage * C::kStep * v_bytes;
     const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
@@ -192,54 +206,28 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     float s[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
     if (kReads) MultiplyRows<C, false>(s, q, memory + at.own_x, key_tile, C::kDim);
     if constexpr (IsDistance<F>()) {
-      ToDistances<C, false>(s, p, head, rows[0], start + pair,
-                            [&](int n, int e, float product, bool& is_near) {
-                              const Key key = KeyOf<F, C>(words, 8 * n + pair + e % 2);
-                              return SquaredDistance(query[e / 2], key, product, is_near);
-                            });
+      ToDistances<C, false>(s, p, head, rows[0], start + pair, [&](int n, int e) {
+        return NormsOf(query[e / 2], KeyOf<F, C>(words, 8 * n + pair + e % 2));
+      });
     }
     float most[2] = {-Infinity(), -Infinity()};
-    float shrunk[2] = {1.0f, 1.0f};
-    const auto score_pairs = [&](auto inside) {
-#pragma unroll
-      for (int n = 0; n < C::kStep / 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int column = 8 * n + pair + c;
-          const Key key = KeyOf<F, C>(words, column);
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const int diagonal = column - (rows[r] - begin) + rows_in_block - 1;
-            float& place = s[n][2 * r + c];
-            const Score score = ScoreOf<F, C, inside.value>(
-                p, head, query[r], key, rows[r], start + column, place, window, diagonal);
-            place = score.value;
-            most[r] = Larger(most[r], score.value);
-          }
-        }
-      }
-    };
-    const bool sees_all = start >= low_of_all && start + C::kStep <= high_of_all;
-    if (sees_all) {
-      score_pairs(Whether<true>{});
-    } else {
-      score_pairs(Whether<false>{});
-    }
-    bool spoiled = false;
     uint32 hidden = 0;
-    if (any_spoiled) {
-      const int groups = DivideUp(p.keys, 16);
-      const Int64 of_head = (static_cast<Int64>(b) * p.key_heads + key_head) * groups;
 #pragma unroll
-      for (int n = 0; n < C::kStep / 16; ++n) {
-        if (start / 16 + n < groups) spoiled = spoiled || p.spoiled[of_head + start / 16 + n] != 0;
-      }
-      if (spoiled) {
+    for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
-        for (int n = 0; n < C::kStep / 8; ++n) {
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * n + pair + c;
+        const Key key = KeyOf<F, C>(words, column);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            if (s[n][e] == -Infinity()) hidden |= 1u << (4 * n + e);
+        for (int r = 0; r < 2; ++r) {
+          const int diagonal = column - (rows[r] - begin) + rows_in_block - 1;
+          float& place = s[n][2 * r + c];
+          const Score score = ScoreOf<F, C, plain.value>(p, head, query[r], key, rows[r],
+                                                         start + column, place, window, diagonal);
+          place = score.value;
+          most[r] = Larger(most[r], score.value);
+          if (!plain.value && C::kHides != 0 && score.value == -Infinity()) {
+            hidden |= 1u << (4 * n + 2 * r + c);
           }
         }
       }
@@ -248,19 +236,15 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2) most[r] = Larger(most[r], ShuffleXor(most[r], mask));
-      const bool rises = most[r] > top[r];
-      const float before = top[r];
-      if (rises) top[r] = most[r];
-      // If all scores so far are -inf (or NaN), any finite shift gives weights of 0 (or NaN).
-      const float shift = top[r] == -Infinity() ? 0.0f : top[r];
+    }
+    float shrunk[2] = {1.0f, 1.0f};
+    // Most tiles of a long row do not raise the maximum.
+    if (AnyOfWarp(most[0] > top[0] || most[1] > top[1])) {
 #pragma unroll
-      for (int n = 0; n < C::kStep / 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) s[n][2 * r + c] = Exp2(s[n][2 * r + c] - shift);
-      }
-      // Most tiles of a long row do not raise the maximum, and skip this rescaling.
-      if (rises) {
-        const float shrink = Exp2(before - shift);
+      for (int r = 0; r < 2; ++r) {
+        if (!(most[r] > top[r])) continue;
+        const float shrink = Exp2(top[r] - most[r]);
+        top[r] = most[r];
         sum[r] *= shrink;
         if (C::kRelativeValues != 0) shrunk[r] = shrink;
 #pragma unroll
@@ -269,35 +253,32 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
           o[d][2 * r + 1] *= shrink;
         }
         top_key[r] = -1;
-        // Fresh() keeps the comparisons inside the branch; otherwise the compiler would hoist them.
-        const float one = FromBits(static_cast<uint32>(Fresh(0x3f800000)));
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            if (s[n][2 * r + c] == one) top_key[r] = start + 8 * n + pair + c;
-          }
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < C::kStep / 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) sum[r] += s[n][2 * r + c];
-      }
-      if (C::kDropout != 0) {
-#pragma unroll
-        for (int n = 0; n < C::kStep / 8; ++n) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            s[n][2 * r + c] *= Kept<C>(p, query[r], start + 8 * n + pair + c);
+            if (s[n][2 * r + c] == top[r]) top_key[r] = start + 8 * n + pair + c;
           }
         }
       }
     }
-    if (C::kHides != 0) {
-      if (spoiled) {
-        AddSpoiled<C>(value_tile, s, hidden, o);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // If all scores so far are -inf (or NaN), any finite shift gives weights of 0 (or NaN).
+      const float shift = top[r] == -Infinity() ? 0.0f : top[r];
+#pragma unroll
+      for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& place = s[n][2 * r + c];
+          place = Exp2(place - shift);
+          sum[r] += place;
+          if (C::kDropout != 0) place *= Kept<C>(p, query[r], start + 8 * n + pair + c);
+        }
       }
+    }
+    if (!plain.value && C::kHides != 0) {
+      if (is_spoiled(start)) AddSpoiled<C>(value_tile, s, hidden, o);
     }
     AddRows<C>(o, s, value_tile, C::kValueDim, 0, C::kValueDim);
     if (C::kRelativeValues != 0) {
@@ -310,12 +291,22 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
                              s[n][e]);
         }
       }
-    }
-    Barrier();
-    if (C::kRelativeValues != 0) {
+      Barrier();
       ScaleTables<C>(p, p.relative_weights, b, h, begin + 16 * warp, shrunk);
       WarpBarrier();
       AddToTables<C>(p, p.relative_weights, memory + at.scores, b, h, begin + 16 * warp, start);
+    }
+  };
+  if (C::kStages == 2 && first < last) copy(first, 0);
+  int stage = 0;
+  for (int start = first; start < last; start += C::kStep) {
+    WaitForTile<C>(copy, start);
+    RequestNextTile<C>(copy, start, last, stage);
+    const bool sees_all = start >= low_of_all && start + C::kStep <= high_of_all;
+    if (sees_all && !is_spoiled(start)) {
+      add_tile(Whether<true>{}, start, stage);
+    } else {
+      add_tile(Whether<false>{}, start, stage);
     }
     if (C::kStages == 2) stage ^= 1;
   }

@@ -304,23 +304,43 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
 GNOMON_DEVICE int RowOf(int place) { return place % 4 / 2 * 8; }
 GNOMON_DEVICE int ColumnOf(int place) { return place / 4 * 8 + place % 2; }
 
-// Converts a thread's products in a tile to squared distances. distance(n, e, product, is_near)
-// computes a squared distance from the norms and the product, and sets is_near if cancellation
-// loses too many digits or the norms overflow. Such distances are recomputed from token differences
-// if their pairs are visible. They are rare, so a separate loop keeps the common case fast. The
-// thread's pairs combine rows `own` and own + 8 with rows other + 8 n and other + 8 n + 1. With
-// `kKeys`, the block's own rows are keys. Returns the pairs that were recomputed, as bits 4 n + e.
-template <class C, bool kKeys, int kTiles, class Distance>
+// What a pair's squared distance is computed from, besides the product.
+struct Norms {
+  float sum;    // of the squared norms
+  float share;  // a squared distance below this fraction of the sum is near
+};
+GNOMON_DEVICE Norms NormsOf(const Query& q, const Key& k) { return {q.norm + k.norm, q.near}; }
+// Not above 0 (or NaN) if a squared distance is near: if cancellation has lost too many digits, or
+// the norms overflow.
+GNOMON_DEVICE float BeyondNear(const Norms& norms, float distance) {
+  return Fma(-norms.share, norms.sum, distance);
+}
+
+// Converts a thread's products in a tile to squared distances; norms(n, e) returns the Norms of
+// pair [n][e]. Near distances are recomputed from token differences if their pairs are visible.
+// They are rare, so the common case only finds out whether there are any. The thread's pairs
+// combine rows `own` and own + 8 with rows other + 8 n and other + 8 n + 1. With `kKeys`, the
+// block's own rows are keys. Returns the pairs that were recomputed, as bits 4 n + e.
+template <class C, bool kKeys, int kTiles, class NormsOfPair>
 GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, const HeadTerms& head,
-                                 int own, int other, const Distance& distance) {
+                                 int own, int other, const NormsOfPair& norms) {
+  float least = Infinity();
+#pragma unroll
+  for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const Norms of_pair = norms(n, e);
+      s[n][e] = Fma(-2.0f, s[n][e], of_pair.sum);
+      least = Min(least, BeyondNear(of_pair, s[n][e]));
+    }
+  }
+  if (least > 0) return 0;
   uint32 near = 0;
 #pragma unroll
   for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      bool is_near = false;
-      s[n][e] = distance(n, e, s[n][e], is_near);
-      if (is_near) near |= 1u << (4 * n + e);
+      if (!(BeyondNear(norms(n, e), s[n][e]) > 0)) near |= 1u << (4 * n + e);
     }
   }
   uint32 anew = 0;
@@ -358,13 +378,6 @@ GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, con
   }
   return anew;
 }
-GNOMON_DEVICE float SquaredDistance(const Query& q, const Key& k, float product, bool& is_near) {
-  const float sum = q.norm + k.norm;
-  const float rest = sum - 2.0f * product;
-  is_near = !(rest > sum * q.near);
-  return rest;
-}
-
 // The dropout factor of a weight (base/dropout.h).
 template <class C>
 GNOMON_DEVICE float Kept(const Parameters& p, const Query& q, int j) {

@@ -143,6 +143,7 @@ GNOMON_DEVICE uint32 ToTf32(float a) {
 
 GNOMON_DEVICE float ShuffleXor(float a, int mask) { return __shfl_xor_sync(0xffffffffu, a, mask); }
 GNOMON_DEVICE float Shuffle(float a, int lane) { return __shfl_sync(0xffffffffu, a, lane); }
+GNOMON_DEVICE bool AnyOfWarp(bool a) { return __any_sync(0xffffffffu, a) != 0; }
 
 GNOMON_DEVICE float Exp2(float a) {
   float r;
@@ -416,6 +417,50 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
     }
   }
 }
+
+// Copies the rows of consecutive tiles like CopyRows(). In the common case, a thread's address
+// only moves on from tile to tile.
+template <class C>
+class TileRows {
+ public:
+  // `first`: the first row of the first tile; `padded`: the tiles' columns.
+  GNOMON_DEVICE TileRows(const Head& from, int first, int padded) : from_(from) {
+    if (C::kAligned == 0) return;
+    const int pieces = padded * Bytes<C>() / 16;
+    const int r = Thread() / pieces;
+    const int byte = Thread() % pieces * 16;
+    place_ = r * cuda::RowBytes(C::kType, padded) + byte;
+    row_ = from.data + (first + r) * from.stride * Bytes<C>() + byte;
+  }
+
+  // Copies the next tile, whose first row is `first`.
+  GNOMON_DEVICE void Copy(unsigned char* to, int first, int low, int high, int columns,
+                          int padded) {
+    const int threads = 32 * C::kWarps;
+    const int pieces = padded * Bytes<C>() / 16;
+    const int at_once = threads / pieces;
+    if (C::kAligned != 0 && threads % pieces == 0 && C::kStep % at_once == 0) {
+      const unsigned char* row = row_;
+      row_ += C::kStep * from_.stride * Bytes<C>();
+      if (columns == padded && first >= low && first + C::kStep <= high) {
+        const Int64 step = at_once * from_.stride * Bytes<C>();
+        const int row_bytes = cuda::RowBytes(C::kType, padded);
+#pragma unroll
+        for (int n = 0; n < C::kStep / at_once; ++n) {
+          CopyAsync16(to + place_ + n * at_once * row_bytes, row, 16);
+          row += step;
+        }
+        return;
+      }
+    }
+    CopyRows<C>(to, from_, first, C::kStep, low, high, columns, padded);
+  }
+
+ private:
+  Head from_;
+  int place_ = 0;
+  const unsigned char* row_ = nullptr;
+};
 
 // Copies words first ... first + count - 1, with 0 for words outside [low, high), which are not
 // read. `thread` is the calling thread's index among the copying threads.

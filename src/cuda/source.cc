@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -59,14 +60,16 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
   }
   add({"struct Constants {\n"});
   int64_t warps = 1;
+  int64_t resident = 1;
   for (const auto& [name, value] : kernel.constants) {
     add({"  static constexpr int ", name, " = ", std::to_string(value), ";\n"});
     if (name == "kWarps") warps = value;
+    if (name == "kResident") resident = std::max<int64_t>(1, value);
   }
   add(
       {"};\n\n}  // namespace\n}  // namespace gnomon::device\n\nextern \"C\" __global__ void "
        "__launch_bounds__(",
-       std::to_string(32 * warps), ", 1) ", KernelEntry(kernel),
+       std::to_string(32 * warps), ", ", std::to_string(resident), ") ", KernelEntry(kernel),
        "(const __grid_constant__ gnomon::cuda::Parameters p) {\n  using namespace "
        "gnomon::device;\n  ",
        kind.call, "(p);\n}\n"});

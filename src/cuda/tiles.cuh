@@ -7,23 +7,22 @@
 
 namespace gnomon::device {
 
-// Waits for the tile at `start`. copy(first row, stage) requests a tile. With one stage, this tile
-// is requested first. With two stages, it must already have been requested, and the next tile is
-// requested if it starts before `last`.
+// Waits for the tile at `start`, and for all warps to be done with the previous tile. copy(first
+// row, stage) requests a tile. With one stage, this tile is requested first; with two stages, it
+// must already have been requested.
 template <class C, class Copy>
-GNOMON_DEVICE void WaitForTile(const Copy& copy, int start, int last, int stage) {
-  if (C::kStages == 2) {
-    if (start + C::kStep < last) {
-      copy(start + C::kStep, stage ^ 1);
-    } else {
-      CopyCommit();
-    }
-    CopyWait<1>();
-  } else {
+GNOMON_DEVICE void WaitForTile(const Copy& copy, int start) {
+  if (C::kStages == 1) {
+    Barrier();
     copy(start, 0);
-    CopyWait<0>();
   }
+  CopyWait<0>();
   Barrier();
+}
+// With two stages, requests the tile after that at `start`, if it starts before `last`.
+template <class C, class Copy>
+GNOMON_DEVICE void RequestNextTile(const Copy& copy, int start, int last, int stage) {
+  if (C::kStages == 2 && start + C::kStep < last) copy(start + C::kStep, stage ^ 1);
 }
 
 // Adds to s the products of the warp's own 16 rows with the rows of a tile, over `columns` columns.

@@ -1,5 +1,6 @@
 #include "emulation.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -442,6 +443,10 @@ void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
 
 void ShuffleOfWarp(const Slot* in, Slot* out, int /*argument*/) {
   for (int lane = 0; lane < kLanes; ++lane) out[lane].f[0] = in[in[lane].u[1] % kLanes].f[0];
+}
+void VoteOfWarp(const Slot* in, Slot* out, int /*argument*/) {
+  const bool any = std::any_of(in, in + kLanes, [](const Slot& slot) { return slot.u[0] != 0; });
+  for (int lane = 0; lane < kLanes; ++lane) out[lane].u[0] = any ? 1 : 0;
 }
 
 namespace {

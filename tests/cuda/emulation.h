@@ -115,6 +115,7 @@ Slot Meet(const Slot& in, Work work, int argument, Place place);
 void LoadMatricesOfWarp(const Slot* in, Slot* out, int transpose);
 void MultiplyOfWarp(const Slot* in, Slot* out, int type);
 void ShuffleOfWarp(const Slot* in, Slot* out, int);
+void VoteOfWarp(const Slot* in, Slot* out, int);
 
 template <bool kTranspose>
 void LoadMatrices(uint32 (&r)[4], const void* first, int offset, Place place = Place::current()) {
@@ -144,6 +145,11 @@ inline float Shuffle(float a, int lane, Place place = Place::current()) {
 }
 inline float ShuffleXor(float a, int mask, Place place = Place::current()) {
   return Shuffle(a, (Thread() % 32) ^ mask, place);
+}
+inline bool AnyOfWarp(bool a, Place place = Place::current()) {
+  Slot slot{};
+  slot.u[0] = a ? 1 : 0;
+  return Meet(slot, VoteOfWarp, 0, place).u[0] != 0;
 }
 
 inline void WarpBarrier(Place place = Place::current()) { Meet({}, ShuffleOfWarp, 0, place); }

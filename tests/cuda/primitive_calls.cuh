@@ -95,7 +95,8 @@ GNOMON_DEVICE void CallConversions(const Parameters& p) {
 }
 
 // Exchanges numbers between the lanes of a warp.
-constexpr int kLaneCount = 8;
+constexpr int kLaneCount = 9;
+constexpr float kRare = 20;  // a few of the numbers are below it
 GNOMON_DEVICE void CallLanes(const Parameters& p) {
   const float a = static_cast<const float*>(p.x.data)[Thread()];
   const int lane = Thread() % 32;
@@ -104,6 +105,7 @@ GNOMON_DEVICE void CallLanes(const Parameters& p) {
   results[5] = Shuffle(a, (5 * lane + 3) % 32);
   results[6] = SumOfRow(a);
   results[7] = SumOfWarp(a);
+  results[8] = AnyOfWarp(a < kRare) ? 1.0f : 0.0f;
   WarpBarrier();
   for (int f = 0; f < kLaneCount; ++f) {
     static_cast<float*>(p.o.data)[f * kThreads + Thread()] = results[f];

@@ -449,6 +449,8 @@ TEST_P(PrimitivesTest, LanesGiveEachOtherNumbers) {
     };
     ASSERT_EQ(result(6), sum(t / 4 * 4, 4));
     ASSERT_EQ(result(7), sum(warp, 32));
+    const auto first = numbers.begin() + static_cast<ptrdiff_t>(warp);
+    ASSERT_EQ(result(8), std::any_of(first, first + 32, [](double a) { return a < calls::kRare; }));
   }
 }
 
