@@ -1,7 +1,6 @@
 // Compiles the kernels with the NVRTC of the installed PyTorch, and checks their resource usage.
 // The tests are skipped without NVRTC.
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -17,9 +16,9 @@
 #include "cuda_problem.h"
 #include "device_texts.h"
 #include "gnomon/attention.h"
-#include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
 #include "installed_nvrtc.h"
+#include "launched_kernels.h"
 
 namespace gnomon::testing {
 namespace {
@@ -27,39 +26,6 @@ namespace {
 using cuda::Element;
 using cuda::KernelName;
 
-// Records launched kernels.
-class NamesOfKernels final : public cuda::Backend {
- public:
-  void Launch(const KernelName& name, const cuda::LaunchShape& /*shape*/,
-              const void* /*parameters*/, size_t /*bytes*/) override {
-    for (const KernelName& known : names_) {
-      if (known == name) return;
-    }
-    names_.push_back(name);
-  }
-  void* Scratch(size_t /*bytes*/) override { return Memory<void>(); }
-
-  // Returns an aligned address, which is never read.
-  template <class T>
-  static T* Memory() {
-    return reinterpret_cast<T*>(uintptr_t{1} << 16);
-  }
-  const std::vector<KernelName>& names() const { return names_; }
-
- private:
-  std::vector<KernelName> names_;
-};
-
-struct Form {
-  const char* name;
-  Element element;
-  int64_t dim;
-  bool bias;
-  bool mask;    // segments, pair mask and dropout
-  bool biases;  // two-part key biases and pair biases
-  bool tables;  // layouts: biases, relative keys and values
-  bool temperature;
-};
 constexpr Form kForms[] = {
     {"Plain", Element::kBFloat16, 64, false, false, false, false, false},
     {"BiasFp32", Element::kFloat32, 64, true, false, false, false, false},
@@ -72,67 +38,6 @@ constexpr Form kForms[] = {
 };
 constexpr size_t kFormCount = std::size(kForms);
 
-enum class Passes { kBoth, kForward, kBackward };
-
-// Returns the kernels that the passes launch.
-std::vector<KernelName> KernelsOf(const PairFunction& function, const Form& form,
-                                  Passes passes = Passes::kBoth) {
-  constexpr int64_t kLength = 4096;
-  const auto strides = [&] {
-    return std::array<int64_t, 3>{2 * kLength * form.dim, kLength * form.dim, form.dim};
-  };
-  const Tokens tokens{NamesOfKernels::Memory<void>(), strides(), form.element};
-  const cuda::Tensor gradients{NamesOfKernels::Memory<void>(), strides()};
-  auto* const numbers = NamesOfKernels::Memory<float>();
-  const OffsetLayout layout(16, 16, OffsetLayout::Far::kClip);
-  cuda::Input in;
-  cuda::Gradient gradient;
-  in.shape = {1, 2, 1, kLength, kLength, form.dim, form.dim};
-  in.x = in.y = in.v = tokens;
-  gradient.x = gradient.y = gradient.v = gradients;
-  in.row_scalars = in.column_scalars = in.head_scalars = in.factor = numbers;
-  gradient.row_scalars = gradient.column_scalars = gradient.head_scalars = gradient.factor =
-      numbers;
-  in.mask.right = 0;
-  if (form.bias) {
-    in.bias.table = numbers;
-    gradient.bias.table = numbers;
-  }
-  if (form.mask) {
-    in.mask.query_segments = in.mask.key_segments = NamesOfKernels::Memory<int32_t>();
-    in.mask.pairs = {NamesOfKernels::Memory<uint8_t>(), {0, 0, kLength}};
-    in.dropout = {0.1, 1};
-  }
-  if (form.biases) {
-    in.key_bias = in.key_bias_low = in.key_bias_base = numbers;
-    gradient.key_bias = numbers;
-    in.pair_bias = {numbers, {0, kLength * kLength, kLength}};
-    gradient.pair_bias = {numbers, {0, kLength * kLength, kLength}};
-  }
-  if (form.tables) {
-    in.bias = {numbers, 0, &layout};
-    gradient.bias = {numbers, 0, &layout};
-    in.relative.layout = &layout;
-    in.relative_query = tokens;
-    in.relative.dim = form.dim;
-    in.relative.keys = in.relative.values = numbers;
-    gradient.relative_query = gradients;
-    gradient.relative_keys = gradient.relative_values = numbers;
-  }
-  if (form.temperature) {
-    in.temperature = numbers;
-    gradient.temperature = numbers;
-  }
-  NamesOfKernels backend;
-  if (passes != Passes::kBackward) {
-    Forward(function, in, {gradients, numbers, numbers, numbers}, backend);
-  }
-  if (passes != Passes::kForward) {
-    Backward(function, in, {tokens, numbers, tokens, numbers, numbers}, gradient, backend);
-  }
-  return backend.names();
-}
-
 // Limits on stack and spilled bytes.
 constexpr int kMostStack = 64;
 int MostStack(const Form& form) {
@@ -141,10 +46,10 @@ int MostStack(const Form& form) {
 
 void ExpectFits(const KernelName& name, int architecture, int most_stack) {
   SCOPED_TRACE(name.kind + " " + name.definition);
-  const Footprint footprint = FootprintOf(CudaProgram(name), architecture);
-  EXPECT_LE(footprint.stack, most_stack);
-  EXPECT_LE(footprint.spilled, most_stack);
-  EXPECT_LE(footprint.registers, 255);
+  const CompiledKernel compiled = CompileFor(architecture, CudaProgram(name));
+  EXPECT_LE(compiled.stack, most_stack);
+  EXPECT_LE(compiled.spilled, most_stack);
+  EXPECT_LE(compiled.registers, 255);
 }
 
 struct CompiledCase {
@@ -160,9 +65,9 @@ TEST_P(CompiledTest, FitsIntoRegisters) {
   if (InstalledNvrtc() == nullptr)
     GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
   const auto& [function, form, architecture, passes] = GetParam();
-  for (const KernelName& name : KernelsOf(*function, kForms[form], passes)) {
-    if (name.definition.empty()) continue;
-    ExpectFits(name, architecture, MostStack(kForms[form]));
+  for (const LaunchedKernel& kernel : KernelsOf(*function, kForms[form], passes)) {
+    if (kernel.name.definition.empty()) continue;
+    ExpectFits(kernel.name, architecture, MostStack(kForms[form]));
   }
 }
 
@@ -250,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(ChosenCases()), 
 
 // Returns the compiler's error for the forward pass of a pair function.
 std::string ErrorOfCompiling(const PairFunction& function) {
-  for (const KernelName& name : KernelsOf(function, kForms[0])) {
+  for (const auto& [name, shape] : KernelsOf(function, kForms[0])) {
     if (name.kind != "forward") continue;
     try {
       InstalledNvrtc()->Compile(CudaProgram(name), "sm_90");
@@ -292,7 +197,7 @@ TEST_P(CompiledRowsTest, FitIntoRegisters) {
     GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
   std::set<std::string> kinds;
   for (const size_t form : {size_t{6}, size_t{7}}) {
-    for (const KernelName& name : KernelsOf(FindPairFunction("laplacian"), kForms[form])) {
+    for (const auto& [name, shape] : KernelsOf(FindPairFunction("laplacian"), kForms[form])) {
       if (!name.definition.empty() || !kinds.insert(name.kind).second) continue;
       ExpectFits(name, GetParam(), 0);
     }

@@ -3,9 +3,8 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
-
-#include "gtest/gtest.h"
 
 namespace gnomon::testing {
 
@@ -40,16 +39,20 @@ int NumberBefore(const std::string& log, const std::string& words) {
 
 }  // namespace
 
-Footprint FootprintOf(cuda::Program program, int architecture) {
+CompiledKernel CompileFor(int capability, cuda::Program program) {
   program.options.emplace_back("--ptxas-options=-v");
-  const std::string target = InstalledNvrtc()->TargetFor(architecture);
-  EXPECT_EQ(target, "sm_" + std::to_string(architecture));
+  const std::string target = "sm_" + std::to_string(capability);
+  if (InstalledNvrtc()->TargetFor(capability) != target) {
+    throw std::runtime_error("NVRTC does not compile for " + target);
+  }
   std::string log;
-  const std::string cubin = InstalledNvrtc()->Compile(program, target, &log);
-  EXPECT_TRUE(
-      cubin.starts_with("\x7f"
-                        "ELF"));
-  return {.registers = NumberBefore(log, "registers"),
+  std::string cubin = InstalledNvrtc()->Compile(program, target, &log);
+  if (!cubin.starts_with("\x7f"
+                         "ELF")) {
+    throw std::runtime_error("NVRTC did not return a cubin for " + target);
+  }
+  return {.cubin = std::move(cubin),
+          .registers = NumberBefore(log, "registers"),
           .stack = NumberBefore(log, "bytes stack frame"),
           .spilled = NumberBefore(log, "bytes spill stores")};
 }

@@ -2,6 +2,8 @@
 #ifndef GNOMON_TESTS_CUDA_INSTALLED_NVRTC_H_
 #define GNOMON_TESTS_CUDA_INSTALLED_NVRTC_H_
 
+#include <string>
+
 #include "cuda/nvrtc.h"
 #include "cuda/runtime.h"
 
@@ -15,16 +17,16 @@ cuda::RuntimeOptions InstalledCuda();
 // The NVRTC instance that all tests share; null if there is none.
 const cuda::Nvrtc* InstalledNvrtc();
 
-// Resource usage per thread.
-struct Footprint {
-  int registers;
-  int stack;    // bytes
-  int spilled;  // bytes of spilled registers, counted per spill
+struct CompiledKernel {
+  std::string cubin;
+  int registers;  // per thread
+  int stack;      // bytes per thread
+  int spilled;    // bytes of spilled registers per thread, counted per spill
 };
 
-// Compiles the program for the architecture with InstalledNvrtc(), and returns its resource usage.
-// Throws CudaError if that fails.
-Footprint FootprintOf(cuda::Program program, int architecture);
+// Compiles the program for the compute capability with InstalledNvrtc(). Throws CudaError if that
+// fails, and std::runtime_error if NVRTC does not support the capability.
+CompiledKernel CompileFor(int capability, cuda::Program program);
 
 }  // namespace gnomon::testing
 

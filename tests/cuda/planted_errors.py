@@ -52,7 +52,7 @@ class Builder:
             *(
                 build / entry["output"]
                 for entry in commands
-                if "gnomon_cuda_tests.dir" in entry["output"]
+                if re.search(r"gnomon_cuda_(tests|compiler)\.dir", entry["output"])
             ),
             *self.emulation.glob("emulation.cc.o"),
             *self.emulation.glob("primitives_program.cc.o"),

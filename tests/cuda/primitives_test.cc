@@ -663,10 +663,10 @@ TEST_P(CompiledPrimitivesTest, FitIntoRegisters) {
   const auto& [architecture, element] = GetParam();
   // The cases alternate between aligned and unaligned memory for each element type.
   const bool aligned = (architecture / 10 + static_cast<int>(element)) % 2 == 0;
-  const Footprint footprint =
-      FootprintOf(PrimitivesProgram(PrimitivesName(element, aligned)), architecture);
-  EXPECT_EQ(footprint.stack, 0);
-  EXPECT_EQ(footprint.spilled, 0);
+  const CompiledKernel compiled =
+      CompileFor(architecture, PrimitivesProgram(PrimitivesName(element, aligned)));
+  EXPECT_EQ(compiled.stack, 0);
+  EXPECT_EQ(compiled.spilled, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledPrimitivesTest,

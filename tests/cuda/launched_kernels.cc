@@ -1,0 +1,97 @@
+#include "launched_kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cuda/attention.h"
+#include "cuda/backend.h"
+#include "gnomon/attention.h"
+#include "gnomon/table_layout.h"
+
+namespace gnomon::testing {
+namespace {
+
+class Recorder final : public cuda::Backend {
+ public:
+  void Launch(const cuda::KernelName& name, const cuda::LaunchShape& shape,
+              const void* /*parameters*/, size_t /*bytes*/) override {
+    const auto is_known = [&](const LaunchedKernel& kernel) { return kernel.name == name; };
+    if (std::ranges::none_of(kernels_, is_known)) kernels_.push_back({name, shape});
+  }
+  void* Scratch(size_t /*bytes*/) override { return Memory<void>(); }
+
+  // Returns an aligned address, which is never read.
+  template <class T>
+  static T* Memory() {
+    return reinterpret_cast<T*>(uintptr_t{1} << 16);
+  }
+  const std::vector<LaunchedKernel>& kernels() const { return kernels_; }
+
+ private:
+  std::vector<LaunchedKernel> kernels_;
+};
+
+}  // namespace
+
+std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& form,
+                                      Passes passes) {
+  constexpr int64_t kLength = 4096;
+  const auto strides = [&] {
+    return std::array<int64_t, 3>{form.heads * kLength * form.dim, kLength * form.dim, form.dim};
+  };
+  const cuda::Tokens tokens{Recorder::Memory<void>(), strides(), form.element};
+  const cuda::Tensor gradients{Recorder::Memory<void>(), strides()};
+  auto* const numbers = Recorder::Memory<float>();
+  const OffsetLayout layout(16, 16, OffsetLayout::Far::kClip);
+  cuda::Input in;
+  cuda::Gradient gradient;
+  in.shape = {1, form.heads, 1, kLength, kLength, form.dim, form.dim};
+  in.x = in.y = in.v = tokens;
+  gradient.x = gradient.y = gradient.v = gradients;
+  in.row_scalars = in.column_scalars = in.head_scalars = in.factor = numbers;
+  gradient.row_scalars = gradient.column_scalars = gradient.head_scalars = gradient.factor =
+      numbers;
+  in.mask.right = 0;
+  if (form.bias) {
+    in.bias.table = numbers;
+    gradient.bias.table = numbers;
+  }
+  if (form.mask) {
+    in.mask.query_segments = in.mask.key_segments = Recorder::Memory<int32_t>();
+    in.mask.pairs = {Recorder::Memory<uint8_t>(), {0, 0, kLength}};
+    in.dropout = {0.1, 1};
+  }
+  if (form.biases) {
+    in.key_bias = in.key_bias_low = in.key_bias_base = numbers;
+    gradient.key_bias = numbers;
+    in.pair_bias = {numbers, {0, kLength * kLength, kLength}};
+    gradient.pair_bias = {numbers, {0, kLength * kLength, kLength}};
+  }
+  if (form.tables) {
+    in.bias = {numbers, 0, &layout};
+    gradient.bias = {numbers, 0, &layout};
+    in.relative.layout = &layout;
+    in.relative_query = tokens;
+    in.relative.dim = form.dim;
+    in.relative.keys = in.relative.values = numbers;
+    gradient.relative_query = gradients;
+    gradient.relative_keys = gradient.relative_values = numbers;
+  }
+  if (form.temperature) {
+    in.temperature = numbers;
+    gradient.temperature = numbers;
+  }
+  Recorder backend;
+  if (passes != Passes::kBackward) {
+    Forward(function, in, {gradients, numbers, numbers, numbers}, backend);
+  }
+  if (passes != Passes::kForward) {
+    Backward(function, in, {tokens, numbers, tokens, numbers, numbers}, gradient, backend);
+  }
+  return backend.kernels();
+}
+
+}  // namespace gnomon::testing

@@ -1,0 +1,40 @@
+// The kernels that calls of the operator launch.
+#ifndef GNOMON_TESTS_CUDA_LAUNCHED_KERNELS_H_
+#define GNOMON_TESTS_CUDA_LAUNCHED_KERNELS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/attention.h"
+#include "cuda/backend.h"
+#include "gnomon/attention.h"
+
+namespace gnomon::testing {
+
+// A causal call.
+struct Form {
+  const char* name;
+  cuda::Element element;
+  int64_t dim;
+  bool bias;
+  bool mask;    // segments, pair mask and dropout
+  bool biases;  // two-part key biases and pair biases
+  bool tables;  // layouts: biases, relative keys and values
+  bool temperature;
+  int64_t heads = 2;  // with few heads, the keys are divided into parts
+};
+
+enum class Passes { kBoth, kForward, kBackward };
+
+struct LaunchedKernel {
+  cuda::KernelName name;
+  cuda::LaunchShape shape;
+};
+
+// Returns the kernels that the passes launch, each once.
+std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& form,
+                                      Passes passes = Passes::kBoth);
+
+}  // namespace gnomon::testing
+
+#endif  // GNOMON_TESTS_CUDA_LAUNCHED_KERNELS_H_
