@@ -171,8 +171,11 @@ template <class Definition, class Derived>
 struct Complete {
   using Type = WithGradient<Definition, Derived>;
 };
+// NVRTC finds a template only in a call, and not by its address.
 template <class Definition, class Derived>
-  requires requires { &Definition::template Gradient<int, int>; }
+  requires requires(float number, const float* numbers, float& slopes) {
+    Definition::Gradient(number, numbers, numbers, numbers, slopes);
+  }
 struct Complete<Definition, Derived> {
   using Type = Definition;
 };

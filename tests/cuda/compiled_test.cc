@@ -189,6 +189,35 @@ TEST(CompiledErrorsTest, NameTheDefinition) {
   EXPECT_NE(error.find("no_such_type"), std::string::npos) << error;
 }
 
+// A definition's own gradient is compiled instead of a derived one. The Value of this definition
+// does not compile for dual numbers.
+TEST(CompiledGradientTest, OwnGradientsAreNotDerived) {
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
+  static const PairFunction kFunction = WithoutKernels("own_gradient");
+  static const DefinitionSource kSource = {"OwnGradient", "own_gradient-inl.h", R"(
+struct OwnGradient {
+  static constexpr int kRowScalars = 0;
+  static constexpr int kColumnScalars = 0;
+  static constexpr int kHeadScalars = 0;
+  static constexpr PairInput kInput = PairInput::kSquaredDistance;
+  template <class V>
+  static V Value(V g, const V*, const V*, const V*) {
+    return Larger(g, g);
+  }
+  template <class V, class D>
+  static void Gradient(V g, const V*, const V*, const V*, D& d) {
+    d.g = Splat(g, 1.0f);
+  }
+};
+)"};
+  AddPairFunction(kFunction);
+  AddDefinitionSource(kFunction, kSource);
+  for (const auto& [name, shape] : KernelsOf(kFunction, kForms[0], Passes::kBackward)) {
+    if (!name.definition.empty()) EXPECT_NO_THROW(CompileFor(90, CudaProgram(name)));
+  }
+}
+
 // Tests the kernels without a pair function.
 class CompiledRowsTest : public ::testing::TestWithParam<int> {};
 

@@ -42,7 +42,7 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
   const auto strides = [&] {
     return std::array<int64_t, 3>{form.heads * kLength * form.dim, kLength * form.dim, form.dim};
   };
-  const cuda::Tokens tokens{Recorder::Memory<void>(), strides(), form.element};
+  const Tokens tokens{Recorder::Memory<void>(), strides(), form.element};
   const cuda::Tensor gradients{Recorder::Memory<void>(), strides()};
   auto* const numbers = Recorder::Memory<float>();
   const OffsetLayout layout(16, 16, OffsetLayout::Far::kClip);

@@ -1,7 +1,8 @@
-// Compiles the kernels of plain causal calls and describes each in one line of JSON:
-//   gnomon_write_cubins FOLDER CAPABILITY...
-// Writes FOLDER/KERNEL.sm_CAPABILITY.cubin, where KERNEL is "forward-dot-64" (with "-fp32" for
-// float32; otherwise, tokens are bf16).
+// Compiles the kernels of plain causal calls in bf16, and describes each in one line of JSON:
+//   gnomon_write_cubins FOLDER CAPABILITY [KERNEL...]
+// Writes FOLDER/KERNEL.sm_CAPABILITY.cubin; a kernel is named "forward-dot-64" after its pass, pair
+// function and head dimension. Without KERNEL, writes all.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -9,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/cuda_program.h"
 #include "cuda/attention.h"
@@ -40,25 +42,20 @@ void Write(const std::string& folder, int capability, const LaunchedKernel& kern
       compiled.registers, compiled.spilled, static_cast<int>(ConstantOf(kernel.name, "kStep")));
 }
 
-int Run(int count, char** words) {
-  if (count < 3) throw std::runtime_error("expected a folder and at least one compute capability");
+int Run(const std::vector<std::string>& words) {
+  if (words.size() < 2) throw std::runtime_error("expected a folder and a compute capability");
   if (InstalledNvrtc() == nullptr) {
     throw std::runtime_error("NVRTC not found; set GNOMON_NVRTC to its library");
   }
-  for (int n = 2; n < count; ++n) {
-    for (const char* name : {"dot", "laplacian", "umbral", "penumbral"}) {
-      for (const cuda::Element element : {cuda::Element::kBFloat16, cuda::Element::kFloat32}) {
-        const bool is_wide = element == cuda::Element::kFloat32;
-        if (is_wide && std::string_view(name) != "dot") continue;
-        for (const int64_t dim : {64, 128}) {
-          const Form form{.name = "", .element = element, .dim = dim, .heads = 64};
-          for (const LaunchedKernel& kernel : KernelsOf(FindPairFunction(name), form)) {
-            if (kernel.name.definition.empty()) continue;
-            Write(words[1], std::stoi(words[n]), kernel,
-                  kernel.name.kind + "-" + name + "-" + std::to_string(dim) +
-                      (is_wide ? "-fp32" : ""));
-          }
-        }
+  const std::vector<std::string> chosen(words.begin() + 2, words.end());
+  for (const char* name : {"dot", "laplacian", "umbral", "penumbral"}) {
+    for (const int64_t dim : {64, 128}) {
+      const Form form{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
+      for (const LaunchedKernel& kernel : KernelsOf(FindPairFunction(name), form)) {
+        if (kernel.name.definition.empty()) continue;
+        const std::string label = kernel.name.kind + "-" + name + "-" + std::to_string(dim);
+        if (!chosen.empty() && std::ranges::find(chosen, label) == chosen.end()) continue;
+        Write(words[0], std::stoi(words[1]), kernel, label);
       }
     }
   }
@@ -70,7 +67,7 @@ int Run(int count, char** words) {
 
 int main(int count, char** words) {
   try {
-    return gnomon::testing::Run(count, words);
+    return gnomon::testing::Run({words + 1, words + count});
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gnomon_write_cubins: %s\n", error.what());
     return 1;

@@ -1,0 +1,102 @@
+"""Tests of the machine code of the CUDA kernels, which NVRTC compiles without a GPU.
+
+Budgets hold what makes the kernels fast: few instructions and shared-memory accesses per matrix
+product in the main loop, and enough blocks at once to hide latencies.
+"""
+
+import json
+import subprocess
+
+import pytest
+import sass
+from test_cli import ROOT
+
+pytestmark = pytest.mark.cpu("compiles GPU code without a GPU")
+
+PROGRAM = ROOT / "build" / "bin" / "gnomon_write_cubins"
+# For each kernel of a plain causal call in bf16: instructions and shared-memory wavefronts per
+# matrix product, measured with NVRTC 13.0 (the larger of sm_80 and sm_90), and resident blocks.
+BUDGETS = {
+    "forward-dot-64": (5.98, 2.66, 3),
+    "backward_queries-dot-64": (6.89, 2.40, 2),
+    "backward_keys-dot-64": (5.59, 2.67, 2),
+    "forward-dot-128": (3.91, 2.58, 2),
+    "backward_queries-dot-128": (5.19, 2.40, 2),
+    "backward_keys-dot-128": (4.97, 2.48, 2),
+    "forward-laplacian-64": (9.56, 2.91, 3),
+    "backward_queries-laplacian-64": (14.46, 2.73, 2),
+    "backward_keys-laplacian-64": (12.39, 2.92, 2),
+    "forward-laplacian-128": (5.66, 2.70, 2),
+    "forward-umbral-64": (11.47, 3.16, 3),
+    "backward_queries-umbral-64": (21.42, 2.90, 2),
+    "backward_keys-umbral-64": (17.20, 3.05, 2),
+    "forward-umbral-128": (7.55, 2.91, 2),
+    "forward-penumbral-64": (19.19, 3.41, 2),
+    "backward_queries-penumbral-64": (32.21, 3.73, 2),
+    "backward_keys-penumbral-64": (24.80, 3.67, 2),
+    "forward-penumbral-128": (11.59, 3.03, 2),
+}
+# Other versions of NVRTC schedule differently.
+SLACK = 1.06
+# Kernels that `make test` compiles; `make test-long` compiles all.
+SOME = {90: ["forward-dot-64", "backward_keys-dot-64"], 80: ["forward-umbral-64"]}
+
+
+@pytest.fixture(scope="module")
+def nvdisasm():
+    found = sass.find_nvdisasm()
+    if found is None:
+        pytest.skip("nvdisasm not found; it is part of Triton and of the CUDA toolkit")
+    return found
+
+
+def kernels_of(folder, capability, names):
+    """The descriptions of compiled kernels by name."""
+    command = [PROGRAM, folder, str(capability), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "NVRTC not found" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return {kernel["kernel"]: kernel for kernel in map(json.loads, done.stdout.splitlines())}
+
+
+def check(kernel, nvdisasm):
+    name, threads = kernel["kernel"], kernel["threads"]
+    dim = int(name.rpartition("-")[2])
+    pairs = kernel["step"] * 16 * (threads // 32) // threads
+    copies = kernel["step"] * dim * 2 * 2 // 16 // threads
+    path = sass.main_loop(sass.read(kernel["path"], nvdisasm), pairs, copies)
+    products = [n for n, i in enumerate(path) if i.starts(*sass.PRODUCTS)]
+    exponentials = [n for n, i in enumerate(path) if i.starts(sass.EXPONENTIAL)]
+    instructions, wavefronts, blocks = BUDGETS[name]
+    # The path is that of a whole tile: it copies the next tile and has a single barrier.
+    assert len(exponentials) == pairs
+    assert sass.count(path, sass.COPY) >= copies
+    assert sass.count(path, "BAR") == 1
+    assert len(path) / len(products) <= SLACK * instructions
+    assert sass.wavefronts(path) / len(products) <= SLACK * wavefronts
+    resident = sass.resident_blocks(
+        kernel["capability"], threads, kernel["registers"], kernel["shared_bytes"]
+    )
+    assert resident >= blocks
+    if name.startswith("forward"):
+        # Exponentials and the second product overlap only if no branch separates them.
+        between = path[exponentials[0] : products[-1]]
+        assert sass.count(between, "BRA", "BSSY", "BSYNC", "CALL") == 0
+
+
+@pytest.mark.parametrize("capability", SOME)
+def test_kernels_keep_their_budgets(tmp_path, nvdisasm, capability):
+    kernels = kernels_of(tmp_path, capability, SOME[capability])
+    assert kernels.keys() == set(SOME[capability])
+    for kernel in kernels.values():
+        check(kernel, nvdisasm)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capability", SOME)
+def test_all_kernels_keep_their_budgets(tmp_path, nvdisasm, capability):
+    kernels = kernels_of(tmp_path, capability, [])
+    assert kernels.keys() >= BUDGETS.keys()
+    for name in BUDGETS:
+        check(kernels[name], nvdisasm)
