@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
+from typing import Any
 
 
 def find_nvdisasm() -> str | None:
@@ -227,10 +228,34 @@ class Processor:
 PROCESSORS = {80: Processor(shared_bytes=164 << 10), 90: Processor(shared_bytes=228 << 10)}
 
 
-def resident_blocks(capability: int, threads: int, registers: int, shared_bytes: int) -> int:
-    """Returns how many blocks of a kernel a multiprocessor holds at once."""
-    processor = PROCESSORS[capability]
+def resident_blocks(kernel: dict[str, Any]) -> int:
+    """Returns how many blocks of a kernel a multiprocessor holds at once.
+
+    ``kernel`` is its description by ``gnomon_write_cubins``.
+    """
+    processor = PROCESSORS[kernel["capability"]]
     # Registers are allocated in units of 8 per thread; each block uses 1 KiB of shared memory.
-    by_registers = processor.registers // (threads * -(-registers // 8) * 8)
-    by_memory = processor.shared_bytes // (shared_bytes + 1024)
-    return min(by_registers, by_memory, processor.blocks)
+    registers = kernel["threads"] * -(-kernel["registers"] // 8) * 8
+    by_memory = processor.shared_bytes // (kernel["shared_bytes"] + 1024)
+    return min(processor.registers // registers, by_memory, processor.blocks)
+
+
+def pairs_of(kernel: dict[str, Any]) -> int:
+    """Returns the number of a thread's pairs in a tile: a warp has 16 rows."""
+    return 16 * kernel["step"] // 32
+
+
+def copies_of(kernel: dict[str, Any]) -> int:
+    """Returns the number of a thread's 16-byte copies per tile, of two 16-bit tensors."""
+    dim = int(kernel["kernel"].rpartition("-")[2])
+    return 2 * kernel["step"] * dim * 2 // 16 // kernel["threads"]
+
+
+def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | None:
+    """Returns the common path through a kernel's main loop.
+
+    Returns None if the kernel's products are in an inner loop, which the path would not repeat.
+    """
+    path = main_loop(read(kernel["path"], nvdisasm), pairs_of(kernel), copies_of(kernel))
+    exponentials = count(path, EXPONENTIAL)
+    return path if exponentials == pairs_of(kernel) else None

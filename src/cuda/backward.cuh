@@ -653,7 +653,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                 gradient[c] += 2.0f * sum_w[r] *
                                LoadElement<C>(from_x.data, rows[r] * from_x.stride + column + c);
               }
-              if (excess_w[r] != 0 && column + c < p.dim) {
+              if (excess_w[r] != 0 && top_key[r] >= 0 && column + c < p.dim) {
                 const Head keys = HeadOf<C>(p.y, b, key_head);
                 const float difference =
                     LoadElement<C>(from_x.data, rows[r] * from_x.stride + column + c) -

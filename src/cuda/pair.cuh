@@ -378,6 +378,7 @@ GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, con
   }
   return anew;
 }
+
 // The dropout factor of a weight (base/dropout.h).
 template <class C>
 GNOMON_DEVICE float Kept(const Parameters& p, const Query& q, int j) {

@@ -70,10 +70,10 @@ void Plan::Forward(const Output& out) {
   c.kStages = bytes > 256 ? 1 : 2;
   c.kOwn = context_.Type() != 0 && bytes <= 256 ? 1 : 0;
   if (n_.queries <= 16) c.kWarps = 1;
-  // Plain kernels need few registers more than three blocks leave them; this limit costs nothing.
-  if (c.kOwn != 0 && bytes <= 128 && c.kWarps == 4 && Terms() == 0 && Scalars() <= 2) {
-    c.kResident = 3;
-  }
+  // Plain kernels need only a few registers more than this limit leaves them. With terms, they
+  // would spill registers.
+  const bool is_plain = Terms() == 0 && c.kBias == 0 && Scalars() <= 2;
+  if (c.kOwn != 0 && bytes <= 128 && c.kWarps == 4 && is_plain) c.kResident = 3;
   c.kAligned = context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.o}) ? 1 : 0;
   // Splits the keys into parts if there are too few blocks to fill a GPU.
   const int64_t blocks = context_.heads() * Up(n_.queries, 16 * c.kWarps);

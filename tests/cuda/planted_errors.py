@@ -19,7 +19,14 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 from plant import Planted, read_errors  # noqa: E402
 
 # The pair functions that occur in test filters, and their structs.
-STRUCTS = {"dot": "Dot", "umbral": "Umbral", "softcap": "Softcap", "laplacian": "Laplacian"}
+STRUCTS = {
+    "dot": "Dot",
+    "gaussian": "Gaussian",
+    "laplacian": "Laplacian",
+    "penumbral": "Penumbral",
+    "softcap": "Softcap",
+    "umbral": "Umbral",
+}
 HERE = Path(__file__).resolve().parent
 
 
@@ -100,12 +107,13 @@ def failed_test(program: Path, tests: str) -> str | None:
 
 
 def structs_of(error: Planted) -> list[str]:
-    return [struct for name, struct in STRUCTS.items() if name in error.tests]
+    names = re.findall("[a-z]+", error.tests)
+    return [struct for name, struct in STRUCTS.items() if name in names]
 
 
 def filter_of(tests: str) -> str:
-    """Removes the pair function from the names of tests that do not have it as a parameter."""
-    return re.sub(r"((?:WideHeads|KeyBias)Test\.\*|Near\*)[a-z]+", r"\1", tests)
+    """Removes the pair functions from the names of tests that do not have them as parameters."""
+    return re.sub(r"((?:WideHeads|KeyBias)Test\.\*|Near\*)[a-z+]+", r"\1", tests)
 
 
 def main() -> int:
@@ -126,14 +134,25 @@ def main() -> int:
         print("\n".join(planted))
         return 0
     builder = Builder(arguments.build, arguments.compiler, arguments.flags.split())
-    unseen = 0
-    for error in errors:
+    passing: set[tuple[str, ...]] = set()  # pair functions and tests that pass without a mutant
+
+    def judge(error: Planted, text: str) -> str | None:
+        """Returns the test that fails with the given text of the mutant's file."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             shutil.copytree(ROOT / "src" / "cuda", folder / "src" / "cuda")
-            (folder / error.file).write_text(planted[error.name])
+            (folder / error.file).write_text(text)
             program = builder.build(folder, Path(error.file).name, structs_of(error))
-            seen = failed_test(program, filter_of(error.tests))
+            return failed_test(program, filter_of(error.tests))
+
+    unseen = 0
+    for error in errors:
+        key = (*structs_of(error), error.tests)
+        if key not in passing:
+            if failed := judge(error, (ROOT / error.file).read_text()):
+                raise SystemExit(f"{failed} fails without a mutant ({error.tests})")
+            passing.add(key)
+        seen = judge(error, planted[error.name])
         print(f"{error.name}: {seen or 'NOT DETECTED'}", flush=True)
         unseen += seen is None
     print(f"{len(errors) - unseen} of {len(errors)} mutants detected")

@@ -61,24 +61,17 @@ def kernels_of(folder, capability, names):
 
 
 def check(kernel, nvdisasm):
-    name, threads = kernel["kernel"], kernel["threads"]
-    dim = int(name.rpartition("-")[2])
-    pairs = kernel["step"] * 16 * (threads // 32) // threads
-    copies = kernel["step"] * dim * 2 * 2 // 16 // threads
-    path = sass.main_loop(sass.read(kernel["path"], nvdisasm), pairs, copies)
+    name = kernel["kernel"]
+    # The path is that of a whole tile: it copies the next tile and has a single barrier.
+    path = sass.common_path(kernel, nvdisasm)
+    assert sass.count(path, sass.COPY) >= sass.copies_of(kernel)
+    assert sass.count(path, "BAR") == 1
     products = [n for n, i in enumerate(path) if i.starts(*sass.PRODUCTS)]
     exponentials = [n for n, i in enumerate(path) if i.starts(sass.EXPONENTIAL)]
     instructions, wavefronts, blocks = BUDGETS[name]
-    # The path is that of a whole tile: it copies the next tile and has a single barrier.
-    assert len(exponentials) == pairs
-    assert sass.count(path, sass.COPY) >= copies
-    assert sass.count(path, "BAR") == 1
     assert len(path) / len(products) <= SLACK * instructions
     assert sass.wavefronts(path) / len(products) <= SLACK * wavefronts
-    resident = sass.resident_blocks(
-        kernel["capability"], threads, kernel["registers"], kernel["shared_bytes"]
-    )
-    assert resident >= blocks
+    assert sass.resident_blocks(kernel) >= blocks
     if name.startswith("forward"):
         # Exponentials and the second product overlap only if no branch separates them.
         between = path[exponentials[0] : products[-1]]
