@@ -7,6 +7,7 @@ product in the main loop, and enough blocks at once to hide latencies.
 import json
 import subprocess
 
+import cuda_model
 import pytest
 import sass
 from test_cli import ROOT
@@ -93,3 +94,34 @@ def test_all_kernels_keep_their_budgets(tmp_path, nvdisasm, capability):
     assert kernels.keys() >= BUDGETS.keys()
     for name in BUDGETS:
         check(kernels[name], nvdisasm)
+
+
+def instructions(*opcodes, stall=1, sets=7, waits=0):
+    """Instructions with the given scheduling bits and without read scoreboards."""
+    control = stall | sets << 5 | 7 << 8 | waits << 11
+    return [sass.Instruction(16 * n, "", name, "", control) for n, name in enumerate(opcodes)]
+
+
+@pytest.mark.parametrize(
+    ("opcode", "cycles"),
+    [
+        ("HMMA.16816.F32.BF16", 6),  # the rate of the matrix pipe
+        ("MUFU.EX2", 8),
+        ("FADD", 1),  # two pipes, each for two cycles
+        ("FMNMX", 2),
+        ("LDSM.16.M88.4", 16),  # four wavefronts, in a memory that four schedulers share
+    ],
+)
+def test_the_model_keeps_the_rate_of_each_pipe(opcode, cycles):
+    # The barrier keeps the warps together.
+    path = instructions(*[opcode] * 200, "BAR.SYNC")
+    found = cuda_model.predict(path, 90, blocks=1, warps=4)
+    barrier = cuda_model.MACHINES[90].barrier
+    assert 200 * cycles <= found.cycles <= 200 * cycles + 2 * barrier
+
+
+def test_the_model_waits_for_results():
+    # A warp alone on its scheduler waits for each exponential before it issues the next one.
+    path = instructions(*["MUFU.EX2"] * 50, sets=0, waits=1)
+    found = cuda_model.predict(path, 90, blocks=1, warps=4)
+    assert found.cycles == pytest.approx(50 * cuda_model.MACHINES[90].special_latency, rel=0.02)
