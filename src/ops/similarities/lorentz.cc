@@ -19,15 +19,19 @@ struct LorentzToken {
   at::Tensor scalars;  // (3, B, H, L)
 };
 
+// The smaller number; NaN in `a` stays NaN. Up to PyTorch 2.13, the forward derivative of minimum()
+// subtracts the tangents, and that of the large limit `b` would cancel the digits of the other.
+at::Tensor Least(const at::Tensor& a, const at::Tensor& b) { return at::where(a > b, b, a); }
+
 // The point of the hyperboloid above x (B, H, L, D); `root` is the square root of c, (H, 1).
 LorentzToken Above(const at::Tensor& x, const at::Tensor& root) {
   const Radius radius = RadiusOf(x);
   const at::Tensor most = root * std::sinh(kFarthest);
-  const at::Tensor length = at::minimum(radius.length, most);
+  const at::Tensor length = Least(radius.length, most);
   const at::Tensor square = length * length;
   const at::Tensor time = (root * root + square).sqrt();
   return {radius.unit, at::stack({length + square / (time + root), root / (length + time),
-                                  at::minimum(radius.divisor, most)})};
+                                  Least(radius.divisor, most)})};
 }
 
 // The exponential map at (0, sqrt(c)).
