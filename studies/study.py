@@ -534,6 +534,23 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def tuned_options(results: dict[str, Any]) -> list[dict[str, Any]]:
+    tuning = results["settings"].get("tuning")
+    return tuning["options"] if tuning else []
+
+
+def words(option: str) -> str:
+    """Returns an option's name as words: "learning rate"."""
+    return option.replace("-", " ")
+
+
+def chosen_values(results: dict[str, Any], combination: int) -> list[str]:
+    """Returns a cell for each tuned option, with the value that was chosen for the combination."""
+    options = tuned_options(results)
+    chosen = (options and results["settings"]["tuning"]["chosen"][combination]) or {}
+    return [f"{chosen[o['name']]:g}" if o["name"] in chosen else "–" for o in options]
+
+
 def summary_table(
     results: dict[str, Any],
     metric: dict[str, Any],
@@ -565,9 +582,12 @@ def summary_table(
             cells.append(text)
         if row["diverged"]:
             cells[0] += f" (diverged: {row['diverged']})"
+        if row.get("not_converged"):
+            cells[0] += f" (not converged: {row['not_converged']})"
         cells.append(str(row["runs"]))
         if shows_cost:
             cells.append("–" if row["parameters"] is None else f"{row['parameters']:,}")
+            cells += chosen_values(results, row["combination"])
         rows.append(cells)
     if baseline is not None and baseline[1] == metric["key"]:
         scores = [baseline[2].get(conditions["values"][n]) for n in places]
@@ -575,7 +595,7 @@ def summary_table(
         rows.append([baseline[0], *shown, "–", *(["–"] if shows_cost else [])])
     head = ["", *(str(conditions["values"][n]) for n in places), "seeds"]
     if shows_cost:
-        head.append("parameters")
+        head += ["parameters", *(f"chosen {words(o['name'])}" for o in tuned_options(results))]
     return markdown_table(head, rows)
 
 
@@ -794,22 +814,34 @@ def inside_sentence(title: str) -> str:
     return title if is_name else title[0].lower() + title[1:]
 
 
+def shared_title(titles: list[str]) -> str:
+    """Joins titles that differ only in a number: "MNIST with qk_dim 4, 16 and 64"; else ""."""
+    numbers = [re.findall(r"\d+\b", title)[-1:] for title in titles]
+    patterns = {
+        re.sub(rf"\b{number[0]}\b", "{}", title) if number else title
+        for number, title in zip(numbers, titles, strict=True)
+    }
+    if len(patterns) > 1:
+        return ""
+    pattern = inside_sentence(patterns.pop())
+    return pattern.format(enumerate_words(number[0] for number in numbers))
+
+
+def enumerate_titles(titles: list[str]) -> str:
+    """Returns titles as part of a sentence."""
+    if len(titles) == 1:
+        return inside_sentence(titles[0])
+    return shared_title(titles) or enumerate_words(map(inside_sentence, titles))
+
+
 def describe_runs(titles: list[str], combinations: int, runs: str) -> str:
     """Describes runs of the same kind: "8 combinations each on novels and plays (3 seeds)"."""
     trained = f"{combinations} combinations on"
     if len(titles) == 1:
         name, _, rest = inside_sentence(titles[0]).partition(", ")
         return f"{trained} {name} ({f'{rest}; ' if rest else ''}{runs})"
-    # Titles that differ only in a number: "MNIST with qk_dim 4, 16 and 64".
-    numbers = [re.findall(r"\d+\b", title)[-1:] for title in titles]
-    patterns = {
-        re.sub(rf"\b{number[0]}\b", "{}", title) if number else title
-        for number, title in zip(numbers, titles, strict=True)
-    }
-    if len(patterns) == 1:
-        pattern = inside_sentence(patterns.pop())
-        names = pattern.format(enumerate_words(number[0] for number in numbers))
-        return f"{combinations} combinations each on {names} ({runs})"
+    if shared := shared_title(titles):
+        return f"{combinations} combinations each on {shared} ({runs})"
     if len(titles) > LONGEST_LIST:
         return f"{trained} each of the {len(titles)} workloads in the appendix ({runs})"
     parts = [inside_sentence(title).partition(", ") for title in titles]
@@ -844,16 +876,23 @@ def describe_margins(margins: dict[str, float]) -> str:
 
 def describe_method(study: Study, found: Found, margins: dict[str, float]) -> str:
     """Describes the runs (as a list if there are several kinds) and the margins of the tests."""
-    groups: dict[tuple[int, int, int], list[str]] = {}
+    groups: dict[tuple[int, int, int, bool], list[str]] = {}
     for comparison, results in found:
         settings = results["settings"]
-        key = len(settings["combinations"]), len(settings["seeds"]), settings["training"]["steps"]
+        key = (
+            len(settings["combinations"]),
+            len(settings["seeds"]),
+            settings["training"]["steps"],
+            bool(settings.get("until_flat")),
+        )
         groups.setdefault(key, []).append(comparison.title)
     runs = [
         describe_runs(
-            titles, combinations, f"{seeds} seed{'' if seeds == 1 else 's'}, {steps:,} steps each"
+            titles,
+            combinations,
+            f"{seeds} seed{'' if seeds == 1 else 's'}, {'up to ' * is_flat}{steps:,} steps each",
         )
-        for (combinations, seeds, steps), titles in groups.items()
+        for (combinations, seeds, steps, is_flat), titles in groups.items()
     ]
     text = "".join(f"`gnomon compare` trained {group}. " for group in runs)
     if len(runs) > 1:
@@ -867,10 +906,60 @@ def describe_method(study: Study, found: Found, margins: dict[str, float]) -> st
     of_margins = f" with {describe_margins(margins)}" if margins else ""
     return text + (
         "All combinations in a comparison use the same data order, learning rate and number of "
-        "steps; runs with the same seed are paired. Differences are tested by paired t tests and "
-        f"equivalence tests ([details](index.md#how-verdicts-are-made)){of_margins}. The p-values "
-        "are adjusted for all comparisons on this page (Holm); the 95% intervals are not adjusted."
+        f"steps{describe_exceptions(found)}; runs with the same seed are paired. Differences are "
+        "tested by paired t tests and equivalence tests "
+        f"([details](index.md#how-verdicts-are-made)){of_margins}. The p-values are adjusted for "
+        "all comparisons on this page (Holm); the 95% intervals are not adjusted."
+        f"{describe_tuning(found)}"
     )
+
+
+def describe_exceptions(found: Found) -> str:
+    """Returns what the combinations of some comparisons do not share, in parentheses, or ""."""
+    exceptions = []
+    if any(tuned_options(results) for _, results in found):
+        exceptions.append("options that were tuned")
+    if any(results["settings"].get("until_flat") for _, results in found):
+        exceptions.append("the length of runs that ended once they had converged")
+    return f" (except for {enumerate_words(exceptions)})" if exceptions else ""
+
+
+def describe_tuning(found: Found) -> str:
+    """Returns sentences on how options were tuned and when runs ended, or ""."""
+    titles_of: dict[str, list[str]] = {}
+    for comparison, results in found:
+        settings = results["settings"]
+        if not settings.get("tuning") and not settings.get("until_flat"):
+            continue
+        held_out = results["held_out"]
+        title = next(
+            (m["title"] for m in results["task"]["metrics"] if m["key"] == held_out["metric"]),
+            held_out["metric"],
+        )
+        metric = inside_sentence(name_and_unit(title)[0])
+        data = f"held-out data ({held_out['part']})"
+        parts = [
+            f"the {words(option['name'])} of each combination was chosen {tried(option)}"
+            for option in tuned_options(results)
+        ]
+        if parts:
+            parts[-1] += f" by the {metric} on {data}, with a seed that no reported run uses"
+        if settings.get("until_flat"):
+            on = "these data" if parts else data
+            parts.append(
+                f"a run ended once its {metric} on {on} was flat (runs marked as not converged "
+                "used all steps)"
+            )
+        titles_of.setdefault(", and ".join(parts), []).append(comparison.title)
+    return "".join(f" For {enumerate_titles(titles)}, {how}." for how, titles in titles_of.items())
+
+
+def tried(option: dict[str, Any]) -> str:
+    """Describes the values of a tuned option that were tried: "from 0.01, 0.03 and 0.1"."""
+    if "values" in option:
+        return f"from {enumerate_words(f'{value:g}' for value in option['values'])}"
+    low, high = option["range"]
+    return f"between {low:g} and {high:g}"
 
 
 def write_page(name: str, study: Study) -> None:
