@@ -32,7 +32,8 @@ import sass
 
 PROGRAM = pathlib.Path(__file__).resolve().parent.parent / "build/bin/gnomon_write_cubins"
 SCHEDULERS = 4
-#: Cycles per pair of FlashAttention 2 in this model on sm_90, by pass and head dimension.
+#: Cycles per pair in this model for FlashAttention 2's kernels (sm_90), by pass and head dimension,
+#: counted in its machine code, which is not part of this project.
 FLASH_ATTENTION = {
     ("forward", 64): 0.678,
     ("forward", 128): 1.168,
@@ -43,11 +44,11 @@ FLASH_ATTENTION = {
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Rates and latencies, in cycles."""
+    """Rates and latencies, in cycles except where stated."""
 
     product: float  # a matrix product keeps its pipe busy for this long
-    l2_bytes: float  # per cycle
-    single_precision: int  # cycles for a warp's fp32 instruction on one of two pipes
+    l2_bytes: float  # bytes per cycle
+    single_precision: int  # cycles per fp32 instruction of a warp
     special: int = 8  # exponentials and roots
     special_latency: int = 22
     shared_latency: int = 26
@@ -304,15 +305,13 @@ class _Multiprocessor:
                 warp.end = now
 
 
-def predict(
-    path: list[sass.Instruction], capability: int, blocks: int, warps: int, seeds: int = 3
-) -> Prediction:
-    """Returns the prediction with the median time over several random starting times."""
+def predict(path: list[sass.Instruction], capability: int, blocks: int, warps: int) -> Prediction:
+    """Returns the prediction with the median time over three random starting times."""
     found = [
         _Multiprocessor(path, MACHINES[capability], blocks, warps, seed).run(rounds=16, warm=3)
-        for seed in range(seeds)
+        for seed in range(3)
     ]
-    return sorted(found, key=lambda prediction: prediction.cycles)[seeds // 2]
+    return sorted(found, key=lambda prediction: prediction.cycles)[1]
 
 
 def main() -> int:
@@ -323,6 +322,9 @@ def main() -> int:
     nvdisasm = sass.find_nvdisasm()
     if nvdisasm is None:
         print("cuda_model: nvdisasm not found; install triton, or set NVDISASM", file=sys.stderr)
+        return 2
+    if not PROGRAM.exists():
+        print(f"cuda_model: no {PROGRAM}; build the target gnomon_write_cubins", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         command = [PROGRAM, folder, str(options.capability), *options.kernel]

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def find_nvdisasm() -> str | None:
-    """Returns the path of nvdisasm: of ``$NVDISASM``, of Triton or of the toolkit."""
+    """Returns the path of nvdisasm (``$NVDISASM``, Triton's or the toolkit's), or None."""
     if chosen := os.environ.get("NVDISASM"):
         return chosen
     spec = importlib.util.find_spec("triton")
@@ -44,7 +44,7 @@ class Instruction:
 
     @property
     def sets(self) -> tuple[int, ...]:
-        """The scoreboards that are released when the result is written and the operands read."""
+        """The scoreboards released by writing the result and reading the operands; -1: none."""
         numbers = self.control >> 5 & 7, self.control >> 8 & 7
         return tuple(-1 if number == 7 else number for number in numbers)
 
@@ -90,7 +90,7 @@ def count(path: Iterable[Instruction], *prefixes: str) -> int:
     return sum(instruction.starts(*prefixes) for instruction in path)
 
 
-PRODUCTS = ("HMMA", "HGMMA")
+PRODUCT = "HMMA"
 EXPONENTIAL = "MUFU.EX2"
 COPY = "LDGSTS"
 
@@ -136,7 +136,7 @@ def _blocks(code: list[Instruction]) -> list[_Block]:
 def main_loop(code: list[Instruction], pairs: int, copies: int) -> list[Instruction]:
     """Returns the instructions of the common path once around the main loop.
 
-    Of all paths around all loops, this is the one with the most matrix products; then with the
+    Of the paths around all loops, this is the one with the most matrix products; then with the
     most exponentials, up to ``pairs`` (of a thread, per tile); then with the most copies of 16
     bytes, up to ``copies`` (of the next tile); then the shortest: all pairs are visible, and no
     exceptional case occurs. Inner loops are passed once.
@@ -161,7 +161,7 @@ def _around(
     def ranks(block: _Block) -> tuple[int, int, int]:
         part = code[block.begin : block.end]
         wide = sum(i.starts(COPY) and "128" in i.opcode.split(".") for i in part)
-        return count(part, *PRODUCTS), count(part, EXPONENTIAL), wide
+        return count(part, PRODUCT), count(part, EXPONENTIAL), wide
 
     # For each block: the shortest path back to the header, per (products, exponentials, copies).
     paths: dict[int, dict[tuple[int, int, int], tuple[int, list[int]]]] = {}
@@ -216,16 +216,10 @@ def wavefronts(path: Iterable[Instruction]) -> int:
     return total
 
 
-@dataclasses.dataclass(frozen=True)
-class Processor:
-    """What limits the number of blocks that a multiprocessor holds."""
-
-    registers: int = 65536
-    shared_bytes: int = 0
-    blocks: int = 32
-
-
-PROCESSORS = {80: Processor(shared_bytes=164 << 10), 90: Processor(shared_bytes=228 << 10)}
+#: What a multiprocessor has for its blocks: registers, and shared memory in bytes by capability.
+REGISTERS = 65536
+SHARED_BYTES = {80: 164 << 10, 90: 228 << 10}
+MOST_BLOCKS = 32
 
 
 def resident_blocks(kernel: dict[str, Any]) -> int:
@@ -233,11 +227,10 @@ def resident_blocks(kernel: dict[str, Any]) -> int:
 
     ``kernel`` is its description by ``gnomon_write_cubins``.
     """
-    processor = PROCESSORS[kernel["capability"]]
     # Registers are allocated in units of 8 per thread; each block uses 1 KiB of shared memory.
     registers = kernel["threads"] * -(-kernel["registers"] // 8) * 8
-    by_memory = processor.shared_bytes // (kernel["shared_bytes"] + 1024)
-    return min(processor.registers // registers, by_memory, processor.blocks)
+    by_memory = SHARED_BYTES[kernel["capability"]] // (kernel["shared_bytes"] + 1024)
+    return min(REGISTERS // registers, by_memory, MOST_BLOCKS)
 
 
 def pairs_of(kernel: dict[str, Any]) -> int:
@@ -252,7 +245,7 @@ def copies_of(kernel: dict[str, Any]) -> int:
 
 
 #: The number of matrix products of two tiles, by the kernel's pass.
-PASSES = {"forward": 2, "backward_queries": 3, "backward_keys": 4}
+TILE_PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4}
 
 
 def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | None:
@@ -263,5 +256,5 @@ def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | No
     path = main_loop(read(kernel["path"], nvdisasm), pairs_of(kernel), copies_of(kernel))
     kind, _, dim = kernel["kernel"].split("-")
     # One instruction multiplies 16 rows by 16 columns, for 8 rows of the other tile.
-    products = PASSES[kind] * (kernel["step"] // 8) * (int(dim) // 16)
-    return path if count(path, *PRODUCTS) == products else None
+    products = TILE_PRODUCTS[kind] * (kernel["step"] // 8) * (int(dim) // 16)
+    return path if count(path, PRODUCT) == products else None

@@ -915,7 +915,7 @@ def describe_method(study: Study, found: Found, margins: dict[str, float]) -> st
 
 
 def describe_exceptions(found: Found) -> str:
-    """Returns what the combinations of some comparisons do not share, in parentheses, or ""."""
+    """Returns the exceptions to the shared settings, in parentheses, or ""."""
     exceptions = []
     if any(tuned_options(results) for _, results in found):
         exceptions.append("options that were tuned")

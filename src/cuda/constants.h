@@ -8,8 +8,7 @@
 //   kDim          columns of x and y, padded to a multiple of 16; 0 if unused
 //   kValueDim     columns of v, likewise padded
 //   kWarps        warps per block, each of which owns 16 rows
-//   kResident     blocks that a multiprocessor must be able to hold, which limits their registers;
-//                 0: one
+//   kResident     minimum resident blocks per multiprocessor, which limits registers; 0 means 1
 //   kStep         rows that a block loads at a time, a multiple of 16
 //   kStages       2: prefetches the next rows while the current ones are processed; 1: does not
 //   kOwn          whether the block's own rows are in registers instead of shared memory

@@ -181,7 +181,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   if (C::kRelativeValues != 0) ClearTables<C>(p, p.relative_weights, b, h, begin + 16 * warp);
   const bool any_spoiled =
       C::kHides != 0 && first < last && AnySpoiled<C>(p, b, key_head, first, last);
-  // Whether the tile at `start` has a value that is not finite.
+  // Whether the tile at `start` has a non-finite value.
   const auto is_spoiled = [&](int start) {
     if (!any_spoiled) return false;
     const int groups = DivideUp(p.keys, 16);
@@ -194,9 +194,9 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     }
     return found;
   };
-  // Adds the tile of keys at `start`. With `plain`, all rows see all its keys and their values are
-  // finite. This common case is separate, and has no branch between the weights and the last
-  // product, so that the compiler can overlap the two.
+  // Adds the tile of keys at `start`. With `plain`, every query attends to every key in the tile,
+  // and the values are finite. This common case is separate, and has no branch between the weights
+  // and the last product, so that the compiler can overlap the two.
   const auto add_tile = [&](auto plain, int start, int stage) {
     const unsigned char* const key_tile = memory + at.other_x + stage * C::kStep * x_bytes;
     unsigned char* const value_tile = memory + at.other_y + stage * C::kStep * v_bytes;

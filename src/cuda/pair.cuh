@@ -304,14 +304,14 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
 GNOMON_DEVICE int RowOf(int place) { return place % 4 / 2 * 8; }
 GNOMON_DEVICE int ColumnOf(int place) { return place / 4 * 8 + place % 2; }
 
-// What a pair's squared distance is computed from, besides the product.
+// The norms of a pair, for its squared distance.
 struct Norms {
   float sum;    // of the squared norms
   float share;  // a squared distance below this fraction of the sum is near
 };
 GNOMON_DEVICE Norms NormsOf(const Query& q, const Key& k) { return {q.norm + k.norm, q.near}; }
-// Not above 0 (or NaN) if a squared distance is near: if cancellation has lost too many digits, or
-// the norms overflow.
+// Positive unless a squared distance is near: cancellation has lost too many digits, or the norms
+// overflow. NaN counts as near.
 GNOMON_DEVICE float BeyondNear(const Norms& norms, float distance) {
   return Fma(-norms.share, norms.sum, distance);
 }

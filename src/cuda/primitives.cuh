@@ -419,7 +419,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
 }
 
 // Copies the rows of consecutive tiles like CopyRows(). In the common case, a thread's address
-// only moves on from tile to tile.
+// only advances from tile to tile.
 template <class C>
 class TileRows {
  public:

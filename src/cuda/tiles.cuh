@@ -19,7 +19,7 @@ GNOMON_DEVICE void WaitForTile(const Copy& copy, int start) {
   CopyWait<0>();
   Barrier();
 }
-// With two stages, requests the tile after that at `start`, if it starts before `last`.
+// With two stages, requests the tile after the one at `start`, if it starts before `last`.
 template <class C, class Copy>
 GNOMON_DEVICE void RequestNextTile(const Copy& copy, int start, int last, int stage) {
   if (C::kStages == 2 && start + C::kStep < last) copy(start + C::kStep, stage ^ 1);

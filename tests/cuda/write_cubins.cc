@@ -1,8 +1,10 @@
-// Compiles the kernels of plain causal calls in bf16, and describes each in one line of JSON:
+// Compiles the kernels of plain causal calls in bf16 (64 query heads on one key head), and
+// describes each in one line of JSON:
 //   gnomon_write_cubins FOLDER CAPABILITY [KERNEL...]
 // Writes FOLDER/KERNEL.sm_CAPABILITY.cubin; a kernel is named "forward-dot-64" after its pass, pair
 // function and head dimension. Without KERNEL, writes all.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -37,9 +39,9 @@ void Write(const std::string& folder, int capability, const LaunchedKernel& kern
   if (!file.flush()) throw std::runtime_error("cannot write " + path);
   std::printf(
       "{\"kernel\": \"%s\", \"capability\": %d, \"path\": \"%s\", \"threads\": %u, "
-      "\"shared_bytes\": %u, \"registers\": %d, \"spilled\": %d, \"step\": %d}\n",
+      "\"shared_bytes\": %u, \"registers\": %d, \"step\": %d}\n",
       label.c_str(), capability, path.c_str(), kernel.shape.threads, kernel.shape.shared_bytes,
-      compiled.registers, compiled.spilled, static_cast<int>(ConstantOf(kernel.name, "kStep")));
+      compiled.registers, static_cast<int>(ConstantOf(kernel.name, "kStep")));
 }
 
 int Run(const std::vector<std::string>& words) {
@@ -48,6 +50,7 @@ int Run(const std::vector<std::string>& words) {
     throw std::runtime_error("NVRTC not found; set GNOMON_NVRTC to its library");
   }
   const std::vector<std::string> chosen(words.begin() + 2, words.end());
+  size_t written = 0;
   for (const char* name : {"dot", "laplacian", "umbral", "penumbral"}) {
     for (const int64_t dim : {64, 128}) {
       const Form form{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
@@ -56,8 +59,12 @@ int Run(const std::vector<std::string>& words) {
         const std::string label = kernel.name.kind + "-" + name + "-" + std::to_string(dim);
         if (!chosen.empty() && std::ranges::find(chosen, label) == chosen.end()) continue;
         Write(words[0], std::stoi(words[1]), kernel, label);
+        ++written;
       }
     }
+  }
+  if (!chosen.empty() && written != chosen.size()) {
+    throw std::runtime_error("unknown kernel; expected names such as forward-dot-64");
   }
   return 0;
 }

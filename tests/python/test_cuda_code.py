@@ -1,7 +1,7 @@
 """Tests of the machine code of the CUDA kernels, which NVRTC compiles without a GPU.
 
-Budgets hold what makes the kernels fast: few instructions and shared-memory accesses per matrix
-product in the main loop, and enough blocks at once to hide latencies.
+Budgets limit the instructions and shared-memory accesses per matrix product in the main loop, and
+require enough resident blocks.
 """
 
 import json
@@ -65,9 +65,10 @@ def check(kernel, nvdisasm):
     name = kernel["kernel"]
     # The path is that of a whole tile: it copies the next tile and has a single barrier.
     path = sass.common_path(kernel, nvdisasm)
+    assert path is not None
     assert sass.count(path, sass.COPY) >= sass.copies_of(kernel)
     assert sass.count(path, "BAR") == 1
-    products = [n for n, i in enumerate(path) if i.starts(*sass.PRODUCTS)]
+    products = [n for n, i in enumerate(path) if i.starts(sass.PRODUCT)]
     exponentials = [n for n, i in enumerate(path) if i.starts(sass.EXPONENTIAL)]
     instructions, wavefronts, blocks = BUDGETS[name]
     assert len(path) / len(products) <= SLACK * instructions
