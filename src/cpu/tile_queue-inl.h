@@ -25,12 +25,12 @@ namespace gnomon {
 namespace GNOMON_KERNELS {
 
 struct TileQueue {
+  RowBounds rows;
   std::vector<KeyRange> tiles;
   std::vector<Real> largest;  // largest bias per tile
   std::vector<int64_t> order;
   std::vector<Real> bounds;  // kRowBlock per tile, in processing order
   Real top[kRowBlock];       // largest bias per head
-  RowBounds rows;
   // If the first tiles form a separate part: their number (0: nothing is skipped), and the range
   // of keys visible to all rows.
   int64_t first_tiles = 0;
