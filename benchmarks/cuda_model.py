@@ -103,16 +103,15 @@ def _steps(path: list[sass.Instruction]) -> list[_Step]:
     steps = []
     for n, instruction in enumerate(path):
         following = path[(n + 1) % len(path)]
-        copied = 0
-        if instruction.starts(sass.COPY):
-            copied = 32 * (16 if "128" in instruction.opcode.split(".") else 4)
+        wavefronts = sass.wavefronts([instruction])
+        is_copy = instruction.starts(sass.COPY)
         is_copy_wait = instruction.starts("DEPBAR")
         steps.append(
             _Step(
                 instruction,
                 pipe_of(instruction),
-                0 if copied else sass.wavefronts([instruction]),
-                copied,
+                wavefronts,
+                128 * wavefronts if is_copy else 0,
                 instruction.waits,
                 instruction.sets,
                 instruction.starts("BRA", "BSYNC", "WARPSYNC")

@@ -153,6 +153,10 @@ def main_loop(code: list[Instruction], pairs: int, copies: int) -> list[Instruct
     return [code[i] for n in best[1] for i in range(blocks[n].begin, blocks[n].end)]
 
 
+#: The length and the blocks of a path, by its products, exponentials and copies.
+_Paths = dict[tuple[int, int, int], tuple[int, list[int]]]
+
+
 def _around(
     code: list[Instruction], blocks: list[_Block], header: int, pairs: int, copies: int
 ) -> tuple[tuple[int, int, int, int], list[int]] | None:
@@ -163,22 +167,22 @@ def _around(
         wide = sum(i.starts(COPY) and "128" in i.opcode.split(".") for i in part)
         return count(part, PRODUCT), count(part, EXPONENTIAL), wide
 
-    # For each block: the shortest path back to the header, per (products, exponentials, copies).
-    paths: dict[int, dict[tuple[int, int, int], tuple[int, list[int]]]] = {}
+    paths: dict[int, _Paths] = {}  # for each block: the shortest paths back to the header
     open_blocks: set[int] = set()
 
-    def visit(n: int) -> dict[tuple[int, int, int], tuple[int, list[int]]]:
+    def visit(n: int) -> _Paths:
         if n in paths:
             return paths[n]
         open_blocks.add(n)
         products, exponentials, wide = ranks(blocks[n])
         size = blocks[n].end - blocks[n].begin
-        found: dict[tuple[int, int, int], tuple[int, list[int]]] = {}
+        found: _Paths = {}
         for successor in blocks[n].successors:
-            tails: dict[tuple[int, int, int], tuple[int, list[int]]] = {(0, 0, 0): (0, [])}
-            if successor in open_blocks and successor != header:
+            if successor == header:
+                tails: _Paths = {(0, 0, 0): (0, [])}
+            elif successor in open_blocks:
                 continue
-            if successor != header:
+            else:
                 tails = visit(successor)
             for rank, (length, tail) in tails.items():
                 key = (
@@ -216,7 +220,7 @@ def wavefronts(path: Iterable[Instruction]) -> int:
     return total
 
 
-#: What a multiprocessor has for its blocks: registers, and shared memory in bytes by capability.
+#: The resources of a multiprocessor; shared memory in bytes, by compute capability.
 REGISTERS = 65536
 SHARED_BYTES = {80: 164 << 10, 90: 228 << 10}
 MOST_BLOCKS = 32

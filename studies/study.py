@@ -31,6 +31,7 @@ from typing import Any
 
 from gnomon.lab import report
 from gnomon.lab.report import confidence_interval, verdicts
+from gnomon.lab.report._decided import describe_search
 from gnomon.lab.report._plots import SHADES, verdict_handles
 from gnomon.lab.report._statistics import (
     BETTER,
@@ -539,15 +540,13 @@ def tuned_options(results: dict[str, Any]) -> list[dict[str, Any]]:
     return tuning["options"] if tuning else []
 
 
-def words(option: str) -> str:
-    """Returns an option's name as words: "learning rate"."""
-    return option.replace("-", " ")
-
-
 def chosen_values(results: dict[str, Any], combination: int) -> list[str]:
     """Returns a cell for each tuned option, with the value that was chosen for the combination."""
     options = tuned_options(results)
-    chosen = (options and results["settings"]["tuning"]["chosen"][combination]) or {}
+    if not options:
+        return []
+    # None if all trials diverged.
+    chosen = results["settings"]["tuning"]["chosen"][combination] or {}
     return [f"{chosen[o['name']]:g}" if o["name"] in chosen else "–" for o in options]
 
 
@@ -595,7 +594,7 @@ def summary_table(
         rows.append([baseline[0], *shown, "–", *(["–"] if shows_cost else [])])
     head = ["", *(str(conditions["values"][n]) for n in places), "seeds"]
     if shows_cost:
-        head += ["parameters", *(f"chosen {words(o['name'])}" for o in tuned_options(results))]
+        head += ["parameters", *(f"chosen {o['name']}" for o in tuned_options(results))]
     return markdown_table(head, rows)
 
 
@@ -937,29 +936,19 @@ def describe_tuning(found: Found) -> str:
             held_out["metric"],
         )
         metric = inside_sentence(name_and_unit(title)[0])
-        data = f"held-out data ({held_out['part']})"
-        parts = [
-            f"the {words(option['name'])} of each combination was chosen {tried(option)}"
-            for option in tuned_options(results)
-        ]
-        if parts:
-            parts[-1] += f" by the {metric} on {data}, with a seed that no reported run uses"
-        if settings.get("until_flat"):
-            on = "these data" if parts else data
+        parts = []
+        if options := tuned_options(results):
+            searched = "; ".join(map(describe_search, options))
             parts.append(
-                f"a run ended once its {metric} on {on} was flat (runs marked as not converged "
-                "used all steps)"
+                f"options were tuned for each combination ({searched}), with a seed that no "
+                "reported run uses"
             )
-        titles_of.setdefault(", and ".join(parts), []).append(comparison.title)
+        if settings.get("until_flat"):
+            parts.append(f"each run ended once its {metric} was flat (if not, it is marked)")
+        how = f"{', and '.join(parts)}. The {metric} was measured on held-out data: "
+        how += held_out["part"]
+        titles_of.setdefault(how, []).append(comparison.title)
     return "".join(f" For {enumerate_titles(titles)}, {how}." for how, titles in titles_of.items())
-
-
-def tried(option: dict[str, Any]) -> str:
-    """Describes the values of a tuned option that were tried: "from 0.01, 0.03 and 0.1"."""
-    if "values" in option:
-        return f"from {enumerate_words(f'{value:g}' for value in option['values'])}"
-    low, high = option["range"]
-    return f"between {low:g} and {high:g}"
 
 
 def write_page(name: str, study: Study) -> None:

@@ -364,6 +364,19 @@ GNOMON_DEVICE Head HeadOf(const Array& array, int b, int h) {
           array.stride[2]};
 }
 
+// Copies whole rows: the thread's pieces of every at_once-th row, beginning at `row`. at_once is
+// the number of rows that all threads copy at once.
+template <class C>
+GNOMON_DEVICE void CopyWholeRows(unsigned char* to, const unsigned char* row, Int64 stride,
+                                 int rows, int at_once, int row_bytes) {
+  const Int64 step = at_once * stride * Bytes<C>();
+#pragma unroll
+  for (int n = 0; n < rows / at_once; ++n) {
+    CopyAsync16(to + n * at_once * row_bytes, row, 16);
+    row += step;
+  }
+}
+
 // Copies rows first ... first + rows - 1 asynchronously, with 0 for rows outside [low, high) and
 // for columns outside [0, columns).
 template <class C>
@@ -380,14 +393,9 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
         first + rows <= high) {
       const int r = Fresh(Thread()) / pieces;
       const int byte = Fresh(Thread()) % pieces * 16;
-      const unsigned char* row = from.data + (first + r) * from.stride * Bytes<C>() + byte;
-      const Int64 step = at_once * from.stride * Bytes<C>();
-      unsigned char* const place = to + r * row_bytes + byte;
-#pragma unroll
-      for (int n = 0; n < rows / at_once; ++n) {
-        CopyAsync16(place + n * at_once * row_bytes, row, 16);
-        row += step;
-      }
+      CopyWholeRows<C>(to + r * row_bytes + byte,
+                       from.data + (first + r) * from.stride * Bytes<C>() + byte, from.stride, rows,
+                       at_once, row_bytes);
       return;
     }
 #pragma unroll 1
@@ -440,16 +448,11 @@ class TileRows {
     const int pieces = padded * Bytes<C>() / 16;
     const int at_once = threads / pieces;
     if (C::kAligned != 0 && threads % pieces == 0 && C::kStep % at_once == 0) {
-      const unsigned char* row = row_;
+      const unsigned char* const row = row_;
       row_ += C::kStep * from_.stride * Bytes<C>();
       if (columns == padded && first >= low && first + C::kStep <= high) {
-        const Int64 step = at_once * from_.stride * Bytes<C>();
-        const int row_bytes = cuda::RowBytes(C::kType, padded);
-#pragma unroll
-        for (int n = 0; n < C::kStep / at_once; ++n) {
-          CopyAsync16(to + place_ + n * at_once * row_bytes, row, 16);
-          row += step;
-        }
+        CopyWholeRows<C>(to + place_, row, from_.stride, C::kStep, at_once,
+                         cuda::RowBytes(C::kType, padded));
         return;
       }
     }

@@ -44,7 +44,7 @@ void Write(const std::string& folder, int capability, const LaunchedKernel& kern
       compiled.registers, static_cast<int>(ConstantOf(kernel.name, "kStep")));
 }
 
-int Run(const std::vector<std::string>& words) {
+void Run(const std::vector<std::string>& words) {
   if (words.size() < 2) throw std::runtime_error("expected a folder and a compute capability");
   if (InstalledNvrtc() == nullptr) {
     throw std::runtime_error("NVRTC not found; set GNOMON_NVRTC to its library");
@@ -66,7 +66,6 @@ int Run(const std::vector<std::string>& words) {
   if (!chosen.empty() && written != chosen.size()) {
     throw std::runtime_error("unknown kernel; expected names such as forward-dot-64");
   }
-  return 0;
 }
 
 }  // namespace
@@ -74,7 +73,8 @@ int Run(const std::vector<std::string>& words) {
 
 int main(int count, char** words) {
   try {
-    return gnomon::testing::Run({words + 1, words + count});
+    gnomon::testing::Run({words + 1, words + count});
+    return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gnomon_write_cubins: %s\n", error.what());
     return 1;

@@ -97,9 +97,9 @@ def test_all_kernels_keep_their_budgets(tmp_path, nvdisasm, capability):
         check(kernels[name], nvdisasm)
 
 
-def instructions(*opcodes, stall=1, sets=7, waits=0):
-    """Instructions with the given scheduling bits and without read scoreboards."""
-    control = stall | sets << 5 | 7 << 8 | waits << 11
+def instructions(*opcodes, sets=7, waits=0):
+    """Instructions with a stall of one cycle and without read scoreboards."""
+    control = 1 | sets << 5 | 7 << 8 | waits << 11
     return [sass.Instruction(16 * n, "", name, "", control) for n, name in enumerate(opcodes)]
 
 

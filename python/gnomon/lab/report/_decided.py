@@ -17,7 +17,8 @@ def _values(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {_value(value)}" for name, value in values.items())
 
 
-def _tried(option: dict[str, Any]) -> str:
+def describe_search(option: dict[str, Any]) -> str:
+    """Describes which values of a tuned option were tried."""
     if "values" in option:
         return f"{option['name']} in {', '.join(map(_value, option['values']))}"
     low, high = option["range"]
@@ -81,9 +82,9 @@ def tuning_section(results: dict[str, Any]) -> str:
         )
     steps, seconds = _cost(tuning["tried"])
     lead = (
-        f"Tried: {'; '.join(map(_tried, tuning['options']))}. Trials are compared by the {metric} "
-        f"on held-out data ({results['held_out']['part']}), on which no run is trained. Their "
-        f"seed, {tuning['seed']}, is not used by any reported run. All trials together took "
+        f"Tried: {'; '.join(map(describe_search, tuning['options']))}. Trials are compared by the "
+        f"{metric} on held-out data ({results['held_out']['part']}), on which no run is trained. "
+        f"Their seed, {tuning['seed']}, is not used by any reported run. All trials together took "
         f"{steps:,} steps and {seconds:.0f} seconds."
     )
     if on_edge:
