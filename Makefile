@@ -189,7 +189,7 @@ mutants-cuda: build/build.ninja ## mutation-test the CUDA kernels; their emulati
 	$(BIN)/python tests/cuda/planted_errors.py --only "$(ONLY)"
 
 .PHONY: nightly
-nightly: check test-long test-core test-lab sanitize sanitize-cuda test-arm test-oldest mutants mutants-cuda sweep ## run everything that `make test` omits (many hours)
+nightly: check test-long test-core test-lab sanitize sanitize-cuda test-arm check-macos test-oldest mutants mutants-cuda sweep wheel ## run everything that `make test` omits (many hours)
 
 # Compares only model types without current results, so an interrupted sweep can be resumed.
 .PHONY: sweep

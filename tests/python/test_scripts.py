@@ -1,4 +1,4 @@
-"""The demo and the Makefile."""
+"""The demo, the Makefile and the nightly workflow."""
 
 from __future__ import annotations
 
@@ -81,6 +81,17 @@ def test_the_demo_reports_a_folder_that_cannot_be_written(started, tmp_path, cap
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"gnomon.demo: cannot write to {tmp_path / 'cache'}")
     assert not started
+
+
+def test_the_workflow_runs_the_parts_of_make_nightly():
+    makefile = (ROOT / "Makefile").read_text()
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    parts = re.search(r"^nightly: (.*) ##", makefile, re.MULTILINE)[1].split()
+    matrix = re.search(r"^ {8}target:\n((?: {10}- .*\n)+)", workflow, re.MULTILINE)[1]
+    assert re.findall(r"- (.*)", matrix) == parts
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    row = re.search(r"\| `make nightly` \|(.*)", contributing)[1]
+    assert re.findall("`(.*?)`", row) == parts
 
 
 def test_the_makefile_quotes_absolute_paths():
