@@ -30,8 +30,8 @@ inline DropoutRow HashRow(uint64_t seed, int64_t b, int64_t h, int64_t i) {
     return x ^ (x >> 31);
   };
   uint64_t hash = mix(seed + kDropoutStep);
-  for (const int64_t place : {b, h, i}) {
-    hash = mix(hash + kDropoutStep * (static_cast<uint64_t>(place) + 1));
+  for (const int64_t index : {b, h, i}) {
+    hash = mix(hash + kDropoutStep * (static_cast<uint64_t>(index) + 1));
   }
   return {static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32)};
 }

@@ -131,9 +131,9 @@ std::vector<EntryDifference> GridLayout::Differences() const {
 }
 
 int64_t GridLayout::Coordinate(size_t axis, int64_t p) const {
-  int64_t place = p - prefix_;
-  for (size_t after = shape_.size() - 1; after > axis; --after) place /= shape_[after];
-  return place % shape_[axis];
+  int64_t rest = p - prefix_;
+  for (size_t after = shape_.size() - 1; after > axis; --after) rest /= shape_[after];
+  return rest % shape_[axis];
 }
 
 std::optional<int64_t> GridLayout::KeyCode(size_t n, int64_t p) const {

@@ -22,6 +22,7 @@
 #include "base/pair_count.h"
 #include "base/parallel.h"
 #include "base/visible_keys.h"
+#include "cpu/addends-inl.h"
 #include "cpu/columns-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
@@ -29,7 +30,6 @@
 #include "cpu/row_products-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/skipping-inl.h"
-#include "cpu/terms-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -70,20 +70,20 @@ class BackwardPass {
         queries_(in.x, head_tasks_.queries(), dim_ > 0 ? n_.queries : 0, dim_),
         d_o_(saved.d_o, head_tasks_.queries(), n_.queries, n_.value_dim),
         scalars_(in, table, head_tasks_.keys(), n_.keys),
-        terms_(in, kBackwardColumns,
-               {.multiply = true, .add_product = grad.relative_query.data != nullptr},
-               {.multiply = true, .add_product = false}, grad.relative_key.data != nullptr),
+        addends_(in, kBackwardColumns,
+                 {.multiply = true, .add_product = grad.relative_query.data != nullptr},
+                 {.multiply = true, .add_product = false}, grad.relative_key.data != nullptr),
         segments_(in.mask, n_),
         skipping_(in, table),
         positions_(in),
         relative_queries_(in.relative.query, head_tasks_.queries(),
-                          terms_.keys().exists() ? n_.queries : 0, in.relative.dim),
+                          addends_.keys().exists() ? n_.queries : 0, in.relative.dim),
         content_keys_(in.relative.key, head_tasks_.keys(), of_keys().exists() ? n_.keys : 0,
                       in.relative.key_dim),
         d_position_queries_(of_keys().table(), grad.relative_queries,
                             TableParts(of_keys().table())),
-        d_relative_keys_(terms_.keys(), grad.relative_keys, TableParts(terms_.keys())),
-        d_relative_values_(terms_.values(), grad.relative_values, TableParts(terms_.values())),
+        d_relative_keys_(addends_.keys(), grad.relative_keys, TableParts(addends_.keys())),
+        d_relative_values_(addends_.values(), grad.relative_values, TableParts(addends_.values())),
         largest_(head_rows_),
         inverse_sum_(head_rows_),
         delta_(head_rows_),
@@ -105,10 +105,10 @@ class BackwardPass {
     if (pairs_) paired_queries_.Reset(head_tasks_.queries().count * n_.queries * panel_rows_);
     if (row_sums_ > 0) d_rows_.Reset(row_sums_ * head_rows_);
     if (grad.bias.table != nullptr) {
-      d_bias_.Reset(n_.batch * n_.heads * parts_ * terms_.bias().stride());
+      d_bias_.Reset(n_.batch * n_.heads * parts_ * addends_.bias().stride());
     }
     if (grad.relative_query.data != nullptr) {
-      d_relative_queries_.Reset(head_rows_ * terms_.keys().padded());
+      d_relative_queries_.Reset(head_rows_ * addends_.keys().padded());
     }
   }
 
@@ -125,7 +125,7 @@ class BackwardPass {
         kBackwardColumns * (padded_dim_ + padded_value_dim_ + column_numbers() + 2 * kRowBlock + 4 +
                             group_ + (grad_.pair_bias.data != nullptr ? kRowBlock : 0) +
                             (of_keys().exists() ? kRowBlock + of_keys().table().padded() : 0)) +
-        row_sums_ * kRowBlock + 2 * terms_.window_size() + of_keys().scratch_size();
+        row_sums_ * kRowBlock + 2 * addends_.window_size() + of_keys().scratch_size();
     const Buffer memory(scratch * WorkersFor(executor_, tasks));
     if (head_tasks_.whole()) {
       ParallelTasks(executor_, heads, [&](int64_t head, int worker) {
@@ -198,12 +198,12 @@ class BackwardPass {
     const int64_t row_blocks = n_.batch * n_.heads * row_blocks_;
     const int64_t key_tasks = head_tasks_.whole() ? 0 : n_.batch * n_.key_heads * key_panels();
     const int64_t row_tasks = head_tasks_.whole() ? 0 : row_blocks;
-    const int64_t packs_and_terms = key_tasks + row_tasks + terms_.tasks();
-    ParallelTasks(executor_, packs_and_terms + skipping_.tasks(), [&](int64_t task, int) {
-      if (task >= packs_and_terms) return skipping_.Fill(task - packs_and_terms);
+    const int64_t packs_and_addends = key_tasks + row_tasks + addends_.tasks();
+    ParallelTasks(executor_, packs_and_addends + skipping_.tasks(), [&](int64_t task, int) {
+      if (task >= packs_and_addends) return skipping_.Fill(task - packs_and_addends);
       if (task < key_tasks) return PrepareKeys(task);
       if (task < key_tasks + row_tasks) return PrepareRows(task - key_tasks);
-      terms_.Fill(task - key_tasks - row_tasks);
+      addends_.Fill(task - key_tasks - row_tasks);
     });
     if (!skipping_.active()) return;
     tiles_.resize(Size(row_blocks));
@@ -255,11 +255,11 @@ class BackwardPass {
     }
     for (int s = 0; s < row_sums_; ++s) std::fill_n(RowSum(s) + first, end - begin, 0.0f);
     if (d_relative_queries_) {
-      std::fill_n(RelativeQueryGradient(first), (end - begin) * terms_.keys().padded(), 0.0f);
+      std::fill_n(RelativeQueryGradient(first), (end - begin) * addends_.keys().padded(), 0.0f);
     }
     d_o_.Fill(b, h, begin, end);
     if (dim_ > 0) queries_.Fill(b, h, begin, end);
-    if (terms_.keys().exists()) relative_queries_.Fill(b, h, begin, end);
+    if (addends_.keys().exists()) relative_queries_.Fill(b, h, begin, end);
     std::vector<TableRun> runs;
     RowReader values(in_.v, n_.value_dim);
     RowReader keys(in_.y, dim_);
@@ -325,18 +325,18 @@ class BackwardPass {
     const Real* HWY_RESTRICT o = saved_.o.row(b, h, i);
     const Real* HWY_RESTRICT d_o = saved_.d_o.row(b, h, i);
     const int64_t key = TopOf((b * n_.heads + h) * n_.queries + i);
-    const Real kept = key < 0 || sum >= 2.0f ? 0.0f : terms_.Kept(b, h, i, key);
+    const Real kept = key < 0 || sum >= 2.0f ? 0.0f : addends_.Kept(b, h, i, key);
     if (kept == 0.0f) return Sum(n_.value_dim, [o, d_o](int64_t e) { return o[e] * d_o[e]; });
     const Real* HWY_RESTRICT v = values.Row(b, h / group_, key);
     Real product = InnerProduct(d_o, v, n_.value_dim);
     Real others =
         Sum(n_.value_dim, [o, d_o, v, kept](int64_t e) { return d_o[e] * (o[e] - kept * v[e]); });
-    if (terms_.values().exists()) {
-      terms_.FindEntries(b, i, key, runs);
+    if (addends_.values().exists()) {
+      addends_.FindEntries(b, i, key, runs);
       for (const TableRun& run : *runs) {
         const Real* w =
             in_.relative.values +
-            (terms_.values().Index(h) * terms_.values().size() + run.entry) * n_.value_dim;
+            (addends_.values().Index(h) * addends_.values().size() + run.entry) * n_.value_dim;
         const Real relative = InnerProduct(d_o, w, n_.value_dim);
         product += relative;
         others -= kept * relative;
@@ -532,8 +532,8 @@ class BackwardPass {
     block.plain = block.d_added + kBackwardColumns;
     block.capped = block.plain + kBackwardColumns;
     block.key_window = block.capped + kBackwardColumns;
-    block.value_window = block.key_window + terms_.window_size();
-    block.d_rows = block.value_window + terms_.window_size();
+    block.value_window = block.key_window + addends_.window_size();
+    block.d_rows = block.value_window + addends_.window_size();
     block.key_parts = block.d_rows + row_sums_ * kRowBlock;
     block.d_of_keys = block.key_parts + of_keys().scratch_size();
     block.of_keys = block.d_of_keys;
@@ -614,10 +614,10 @@ class BackwardPass {
   void ClearTables(int64_t b, int64_t key_head, int64_t part) const {
     for (int64_t h = key_head * group_; h < (key_head + 1) * group_; ++h) {
       if (d_bias_) {
-        std::fill_n(BiasGradient(part, b * n_.heads + h), terms_.bias().stride(), 0.0f);
+        std::fill_n(BiasGradient(part, b * n_.heads + h), addends_.bias().stride(), 0.0f);
       }
-      d_relative_keys_.ClearPart(TablePart(terms_.keys(), b, h, part));
-      d_relative_values_.ClearPart(TablePart(terms_.values(), b, h, part));
+      d_relative_keys_.ClearPart(TablePart(addends_.keys(), b, h, part));
+      d_relative_values_.ClearPart(TablePart(addends_.values(), b, h, part));
       d_position_queries_.ClearPart(TablePart(of_keys().table(), b, h, part));
     }
   }
@@ -627,7 +627,7 @@ class BackwardPass {
   void SetBands(Block& block, int64_t first_row, int64_t rows) const {
     const TileMask& mask = block.mask;
     block.bands.assign(1, {0, rows, mask.begin, mask.end});
-    if (!segments_.exists() || terms_.relative() || of_keys().exists() ||
+    if (!segments_.exists() || addends_.relative() || of_keys().exists() ||
         grad_.pair_bias.data != nullptr) {
       return;
     }
@@ -659,7 +659,7 @@ class BackwardPass {
       mask.Set(in_.mask, near, QueryOffset(in_, b) + first_row, rows, first, width);
     }
     mask.SetSegments(segments_, b, first_row, rows, first);
-    mask.SetPairs(terms_.pair_mask(), b, h, 1, first_row, rows, first);
+    mask.SetPairs(addends_.pair_mask(), b, h, 1, first_row, rows, first);
     if (mask.end <= mask.begin) return false;
     SetBands(block, first_row, rows);
     const Rows d_o = d_o_.Head(b, h);
@@ -676,13 +676,13 @@ class BackwardPass {
       }
     }
     block.keys_window =
-        terms_.Window(b, first_row, rows, first + mask.begin, first + mask.end, block.key_window);
+        addends_.Window(b, first_row, rows, first + mask.begin, first + mask.end, block.key_window);
     const TableWindow& keys_window = block.keys_window;
     TableWindow values_window = keys_window;
     values_window.data = block.value_window;
-    if (terms_.keys().exists()) terms_.MultiplyKeys(b, h, first_row, rows, keys_window);
-    if (terms_.values().exists()) {
-      terms_.values().Multiply(
+    if (addends_.keys().exists()) addends_.MultiplyKeys(b, h, first_row, rows, keys_window);
+    if (addends_.values().exists()) {
+      addends_.values().Multiply(
           h, rows, {saved_.d_o.row(b, h, first_row), Size(saved_.d_o.stride[2]), 1}, values_window);
     }
     if (of_keys().exists()) {
@@ -781,7 +781,7 @@ class BackwardPass {
       }
     }
     if (d_relative_queries_) {
-      terms_.keys().AddProduct(h, rows, block.keys_window, RelativeQueryGradient(first));
+      addends_.keys().AddProduct(h, rows, block.keys_window, RelativeQueryGradient(first));
     }
     if (!wants_queries()) return;
     const Rows keys = keys_.Head(b, h / group_);
@@ -803,14 +803,14 @@ class BackwardPass {
   // The shared sum to which a head's pair-bias gradient belongs, and the head's index in that sum.
   struct PairSum {
     int64_t sum;
-    int64_t place;
+    int64_t index;
   };
   PairSum PairSumOf(int64_t b, int64_t h) const {
     const int64_t of_batch = grad_.pair_bias.stride[1] == 0 ? 1 : n_.heads;
     const int64_t of_sum = n_.heads / of_batch;
     PairSum to{h % of_batch, h / of_batch};
     if (grad_.pair_bias.stride[0] == 0) {
-      to.place += b * of_sum;
+      to.index += b * of_sum;
     } else {
       to.sum += b * of_batch;
     }
@@ -824,16 +824,16 @@ class BackwardPass {
   // Writes a tile's pair-bias gradients, or adds them to those of earlier heads that share them.
   // `sees`: whether the tile has any.
   void AddToPairs(const Block& block, int64_t h, int64_t first_row, int64_t rows, bool sees) {
-    const auto [sum, place] = PairSumOf(block.b, h);
+    const auto [sum, index] = PairSumOf(block.b, h);
     const int64_t columns = std::min(kBackwardColumns, n_.keys - block.first);
     const int64_t begin = sees ? block.mask.begin : columns;
     const int64_t end = sees ? block.mask.end : columns;
     const int64_t turn = (sum * row_blocks_ + first_row / kRowBlock) * blocks_ + block.index;
-    pair_turns_.Wait(turn, place);
+    pair_turns_.Wait(turn, index);
     for (int64_t r = 0; r < rows; ++r) {
       const Real* HWY_RESTRICT from = block.d_pairs + r * kBackwardColumns;
       Real* HWY_RESTRICT to = grad_.pair_bias.row(block.b, h, first_row + r) + block.first;
-      if (place == 0) {
+      if (index == 0) {
         std::fill_n(to, begin, 0.0f);
         std::copy(from + begin, from + end, to + begin);
         std::fill(to + end, to + columns, 0.0f);
@@ -841,7 +841,7 @@ class BackwardPass {
         for (int64_t j = begin; j < end; ++j) to[j] += from[j];
       }
     }
-    pair_turns_.Pass(turn, place);
+    pair_turns_.Pass(turn, index);
   }
 
   // One row of a tile in RowGradients: its inputs and the sums over it.
@@ -897,9 +897,9 @@ class BackwardPass {
     const int64_t head = b * n_.heads + h;
     const DF d;
     block.near_pairs.clear();
-    const bool tempered = terms_.has_temperature();
-    const bool has_terms = terms_.to_scores() || terms_.caps() || mask.paired;
-    const bool has_values = terms_.values().exists();
+    const bool tempered = addends_.has_temperature();
+    const bool has_addends = addends_.to_scores() || addends_.caps() || mask.paired;
+    const bool has_values = addends_.values().exists();
     const bool balanced = balances();
     TileSums totals;
     TileSums of_row;
@@ -929,7 +929,7 @@ class BackwardPass {
                      delta_.data()[in_heads], top_f_.data()[in_heads], TopSlopes(in_heads)};
       row.at.i = i;
       // A row without keys has zero gradients at any temperature.
-      row.at.temperature = row.softmax.inverse_sum == 0.0f ? 0.0f : terms_.Temperature(b, h, i);
+      row.at.temperature = row.softmax.inverse_sum == 0.0f ? 0.0f : addends_.Temperature(b, h, i);
       row.factor = in_.factor[h] * row.at.temperature;
       LoadRow(functions_, in_, b, h, i, row.factor, norms_ ? norms_.data()[in_heads] : 0,
               row.pairs);
@@ -952,22 +952,22 @@ class BackwardPass {
       row.weights = block.tile + r * kBackwardColumns + begin;
       row.d_scores = block.gradient + r * kBackwardColumns + begin;
       if (has_values) {
-        terms_.AddValueProducts(row.at, values_window.Row(r), values_window, row.d_scores,
-                                &block.runs);
+        addends_.AddValueProducts(row.at, values_window.Row(r), values_window, row.d_scores,
+                                  &block.runs);
       }
-      if (terms_.drops()) terms_.Drop(row.at, row.d_scores);
-      if (has_terms) {
-        GradientsWithTerms(block, keys_window, balanced, sums_of_heads, row);
+      if (addends_.drops()) addends_.Drop(row.at, row.d_scores);
+      if (has_addends) {
+        GradientsWithAddends(block, keys_window, balanced, sums_of_heads, row);
       } else {
         functions_.template Gradients<false>(row.weights, row.d_scores, row.at.count, row.open,
                                              row.pairs, row.scalars.data(), row.d_scalars.data(),
                                              row.factor, nullptr, nullptr, row.softmax, balanced,
                                              row.view, sums_of_heads, row.sums);
       }
-      if (terms_.drops()) terms_.Drop(row.at, row.weights);
+      if (addends_.drops()) addends_.Drop(row.at, row.weights);
       if (has_values) {
         values_window.ClearRow(r);
-        terms_.AddWeights(row.at, row.weights, values_window.Row(r), values_window, &block.runs);
+        addends_.AddWeights(row.at, row.weights, values_window.Row(r), values_window, &block.runs);
       }
       const RowSums& sums = row.sums;
       ForScalars(functions_.row_scalars(),
@@ -1006,18 +1006,18 @@ class BackwardPass {
 
   // The gradients of a row with terms added to its scores, or with capped scores. This is a
   // function of its own, so that other rows do not reload the vector constants that it needs.
-  HWY_NOINLINE HWY_FLATTEN void GradientsWithTerms(Block& block, const TableWindow& keys_window,
-                                                   bool balanced, TileSums& sums_of_heads,
-                                                   Row& row) {
+  HWY_NOINLINE HWY_FLATTEN void GradientsWithAddends(Block& block, const TableWindow& keys_window,
+                                                     bool balanced, TileSums& sums_of_heads,
+                                                     Row& row) {
     const TileRow& at = row.at;
     const int64_t r = row.pairs.index;
     const int64_t begin = at.begin - block.first;
-    const Real* products = terms_.keys().exists() ? keys_window.Row(r) : nullptr;
+    const Real* products = addends_.keys().exists() ? keys_window.Row(r) : nullptr;
     Real* const of_keys_row =
         of_keys().exists() ? block.of_keys + r * kBackwardColumns + begin : nullptr;
     const Real* added =
-        terms_.ScoreRow(at, products, keys_window, of_keys_row, block.added, &block.runs,
-                        grad_.temperature != nullptr ? block.plain : nullptr);
+        addends_.ScoreRow(at, products, keys_window, of_keys_row, block.added, &block.runs,
+                          grad_.temperature != nullptr ? block.plain : nullptr);
     ScoreGradients to;
     if (d_bias_) to.bias = BiasGradient(block.part, at.b * n_.heads + at.h);
     if (grad_.key_bias != nullptr) to.key_bias = row.d_key_bias;
@@ -1025,14 +1025,14 @@ class BackwardPass {
     if (wants_of_keys()) to.of_keys = of_keys_row;
     if (d_relative_queries_ || d_relative_keys_.wanted()) to.relative = keys_window.Row(r);
     to.temperature = grad_.temperature != nullptr;
-    if (terms_.caps()) {
+    if (addends_.caps()) {
       std::copy_n(row.weights, at.count, block.capped);
       functions_.template Scores<true>(block.capped, at.count, row.open, row.pairs,
                                        row.scalars.data(), row.factor * kLog2E, added, row.view);
-      terms_.CapGradients(at.count, added, row.softmax.delta, block.capped, row.d_scores);
+      addends_.CapGradients(at.count, added, row.softmax.delta, block.capped, row.d_scores);
       added = block.capped;
     }
-    Real* d_added = terms_.GradientRow(at, to, block.d_added);
+    Real* d_added = addends_.GradientRow(at, to, block.d_added);
     functions_.template Gradients<true>(row.weights, row.d_scores, at.count, row.open, row.pairs,
                                         row.scalars.data(), row.d_scalars.data(), row.factor, added,
                                         d_added, row.softmax, balanced, row.view, sums_of_heads,
@@ -1042,7 +1042,7 @@ class BackwardPass {
         to.temperature ? SumOfSeen(at.count, row.weights, row.weights, block.plain) : 0;
     if (to.relative != nullptr) keys_window.ClearRow(r);
     if (d_added == block.d_added) {
-      terms_.SpreadGradient(at, to, keys_window, d_added, &block.runs);
+      addends_.SpreadGradient(at, to, keys_window, d_added, &block.runs);
     }
   }
 
@@ -1050,11 +1050,11 @@ class BackwardPass {
   void TableGradients(const Block& block, int64_t h, int64_t first_row, int64_t rows,
                       const TableWindow& keys_window, const TableWindow& values_window) const {
     if (d_relative_keys_.wanted()) {
-      d_relative_keys_.Add(TablePart(terms_.keys(), block.b, h, block.part), rows, keys_window,
+      d_relative_keys_.Add(TablePart(addends_.keys(), block.b, h, block.part), rows, keys_window,
                            relative_queries_.Head(block.b, h), first_row);
     }
     if (d_relative_values_.wanted()) {
-      d_relative_values_.Add(TablePart(terms_.values(), block.b, h, block.part), rows,
+      d_relative_values_.Add(TablePart(addends_.values(), block.b, h, block.part), rows,
                              values_window, d_o_.Head(block.b, h), first_row);
     }
   }
@@ -1088,11 +1088,11 @@ class BackwardPass {
       grad_.temperature[row] = static_cast<Real>(
           RowSum(row_numbers() + 2)[row] + Balance(row, top_s, RowSum(row_numbers() + 3)[row]));
     }
-    MergeTables(terms_.keys(), d_relative_keys_);
-    MergeTables(terms_.values(), d_relative_values_);
+    MergeTables(addends_.keys(), d_relative_keys_);
+    MergeTables(addends_.values(), d_relative_values_);
     MergeTables(of_keys().table(), d_position_queries_);
     if (!d_bias_) return;
-    const BiasTable& bias = terms_.bias();
+    const BiasTable& bias = addends_.bias();
     ParallelTasks(executor_, n_.heads, [&](int64_t h, int) {
       // Set all gradients to 0, which is also the gradient of a shared table if the batch is empty.
       for (int64_t n = 0; n < bias.tables() / n_.heads; ++n) {
@@ -1118,7 +1118,7 @@ class BackwardPass {
       const int64_t row = head * n_.queries + i;
       const double of_row = Balance(row, top_f_.data()[row], RowSum(row_numbers() + 1)[row]);
       // A row without keys contributes nothing at any temperature.
-      if (of_row != 0) sum += of_row * terms_.Temperature(head / n_.heads, head % n_.heads, i);
+      if (of_row != 0) sum += of_row * addends_.Temperature(head / n_.heads, head % n_.heads, i);
     }
     return sum;
   }
@@ -1128,14 +1128,14 @@ class BackwardPass {
   }
   // The sum of a row's ds minus its dlse.
   double Imbalance(int64_t row) const {
-    if (terms_.caps()) return 0;
+    if (addends_.caps()) return 0;
     return static_cast<double>(RowSum(row_numbers())[row]) - DLse(row);
   }
   Real DLse(int64_t row) const { return saved_.d_lse != nullptr ? saved_.d_lse[row] : 0.0f; }
   // The key of the row's largest score, or -1 if unknown. With a soft cap the sum of ds is unknown,
   // so nothing is balanced.
   int64_t TopOf(int64_t row) const {
-    if (terms_.caps()) return -1;
+    if (addends_.caps()) return -1;
     return static_cast<int64_t>(saved_.statistics[2 * head_rows_ + row]);
   }
 
@@ -1149,8 +1149,8 @@ class BackwardPass {
         const int64_t top = TopOf(row);
         const double imbalance = Imbalance(row);
         if (top < 0 || imbalance == 0) continue;
-        to[top] -=
-            static_cast<Real>(imbalance) * terms_.Temperature(head / n_.heads, head % n_.heads, i);
+        to[top] -= static_cast<Real>(imbalance) *
+                   addends_.Temperature(head / n_.heads, head % n_.heads, i);
       }
     });
   }
@@ -1200,7 +1200,7 @@ class BackwardPass {
   void BalanceQuery(int64_t b, int64_t h, int64_t i, Real* d_x) const {
     const int64_t row = RowOf(b, h, i);
     const Real* const slopes = TopSlopes(row);
-    const Real factor = in_.factor[h] * terms_.Temperature(b, h, i);
+    const Real factor = in_.factor[h] * addends_.Temperature(b, h, i);
     if (const Real df = DLse(row) * factor; df != 0.0f) {
       ForScalars(functions_.row_scalars(), [&](int s) { RowSum(s)[row] += df * slopes[s + 1]; });
       if (functions_.is_distance()) RowSum(functions_.row_scalars())[row] += df * slopes[0];
@@ -1233,7 +1233,7 @@ class BackwardPass {
     });
   }
 
-  const PositionToContent& of_keys() const { return terms_.position_to_content(); }
+  const PositionToContent& of_keys() const { return addends_.position_to_content(); }
   bool wants_of_keys() const {
     return grad_.relative_key.data != nullptr || d_position_queries_.wanted();
   }
@@ -1259,7 +1259,7 @@ class BackwardPass {
   }
   // `row` counts across all heads.
   Real* RelativeQueryGradient(int64_t row) const {
-    return d_relative_queries_.data() + row * terms_.keys().padded();
+    return d_relative_queries_.data() + row * addends_.keys().padded();
   }
   // The slopes of a row (RowSoftmax::top_slopes), followed by the slope with respect to g. `row`
   // counts across all heads.
@@ -1272,7 +1272,7 @@ class BackwardPass {
     for (int64_t e = 0; e < dim_; ++e) d_x[e] += 2 * d_norm * x[e];
   }
   Real* BiasGradient(int64_t part, int64_t head) const {
-    return d_bias_.data() + (head * parts_ + part) * terms_.bias().stride();
+    return d_bias_.data() + (head * parts_ + part) * addends_.bias().stride();
   }
 
   Functions functions_;
@@ -1299,7 +1299,7 @@ class BackwardPass {
   PaddedRows queries_;
   PaddedRows d_o_;
   PackedScalars scalars_;
-  Terms terms_;
+  Addends addends_;
   Segments segments_;
   Skipping skipping_;
   std::vector<Tiles> tiles_;     // per block of queries, if tiles may be skipped

@@ -189,9 +189,9 @@ HWY_INLINE void Forward(const MappedCones<T>& cones, int64_t begin, int64_t end)
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t columns = cones.columns;
   ForTokens(cones, begin, end,
-            [&](int64_t n, const T* token, const TokenTerms<T>& terms, int64_t place) HWY_ATTR {
+            [&](int64_t n, const T* token, const TokenTerms<T>& terms, int64_t index) HWY_ATTR {
               T* const x = cones.x + n * cones.width;
-              const auto m = hn::Set(d, terms.m[place]);
+              const auto m = hn::Set(d, terms.m[index]);
               int64_t e = 0;
               for (; e + lanes <= columns; e += lanes) {
                 hn::StoreU(m * hn::LoadU(d, token + e), d, x + e);
@@ -201,10 +201,10 @@ HWY_INLINE void Forward(const MappedCones<T>& cones, int64_t begin, int64_t end)
                 hn::StoreU(m * hn::LoadU(d, token + e), d, x + e);
                 e = columns;
               }
-              for (; e < columns; ++e) x[e] = terms.m[place] * token[e];
+              for (; e < columns; ++e) x[e] = terms.m[index] * token[e];
               std::fill(x + columns, x + cones.width, T(0));
               for (int s = 0; s < cones.map.scalars(); ++s) {
-                cones.scalars[s * cones.count() + n] = terms.scalar[s][place];
+                cones.scalars[s * cones.count() + n] = terms.scalar[s][index];
               }
             });
 }
@@ -215,14 +215,14 @@ HWY_INLINE void Backward(const MappedCones<T>& cones, int64_t begin, int64_t end
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t columns = cones.columns;
   ForTokens(cones, begin, end,
-            [&](int64_t n, const T* token, const TokenTerms<T>& terms, int64_t place) HWY_ATTR {
+            [&](int64_t n, const T* token, const TokenTerms<T>& terms, int64_t index) HWY_ATTR {
               T* const d_token = cones.d_tokens + n * (columns + 1);
               T d_z = 0;
               if (cones.d_x == nullptr) {
                 std::fill_n(d_token, columns, T(0));
               } else {
                 const T* const d_x = cones.d_x + n * cones.width;
-                const auto m = hn::Set(d, terms.m[place]);
+                const auto m = hn::Set(d, terms.m[index]);
                 auto product = hn::Zero(d);
                 int64_t e = 0;
                 for (; e + lanes <= columns; e += lanes) {
@@ -241,13 +241,13 @@ HWY_INLINE void Backward(const MappedCones<T>& cones, int64_t begin, int64_t end
                 }
                 T sum = hn::GetLane(hn::SumOfLanes(d, product));
                 for (; e < columns; ++e) {
-                  d_token[e] = terms.m[place] * d_x[e];
+                  d_token[e] = terms.m[index] * d_x[e];
                   sum += d_x[e] * token[e];
                 }
-                d_z = terms.dm[place] * sum;
+                d_z = terms.dm[index] * sum;
               }
               for (int s = 0; cones.d_scalars != nullptr && s < cones.map.scalars(); ++s) {
-                d_z += terms.d_scalar[s][place] * cones.d_scalars[s * cones.count() + n];
+                d_z += terms.d_scalar[s][index] * cones.d_scalars[s * cones.count() + n];
               }
               d_token[columns] = d_z;
             });

@@ -27,11 +27,11 @@
 #include "base/visible_keys.h"
 #include "cpu/columns-inl.h"
 #include "cpu/derivatives.h"
+#include "cpu/dual_addends-inl.h"
 #include "cpu/dual_relative-inl.h"
 #include "cpu/dual_scores-inl.h"
 #include "cpu/dual_sums-inl.h"
 #include "cpu/dual_table.h"
-#include "cpu/dual_terms-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/head_slots.h"
 #include "cpu/packing-inl.h"
@@ -60,7 +60,7 @@ class Pass {
         tangent_(of.tangent),
         executor_(executor),
         n_(in_.shape),
-        terms_(in_, tangent_),
+        addends_(in_, tangent_),
         group_(n_.heads / std::max<int64_t>(1, n_.key_heads)),
         dim_(has_product() ? n_.dim : 0),
         padded_dim_(PaddedColumns(dim_)),
@@ -96,7 +96,7 @@ class Pass {
         head_turns_(n_.batch * n_.heads),
         pair_turns_(shares_pairs() ? row_blocks_ : 0),
         table_turns_(n_.batch * n_.heads) {
-    if (wants_bias()) d_bias_.Reset(2 * n_.batch * n_.heads * terms_.table_size());
+    if (wants_bias()) d_bias_.Reset(2 * n_.batch * n_.heads * addends_.table_size());
     if (!is_distance()) return;
     norms_.Reset(2 * n_.batch * n_.key_heads * n_.keys);
     if (wants_y()) d_norms_.Reset(2 * n_.batch * n_.key_heads * n_.keys);
@@ -204,7 +204,7 @@ class Pass {
             2 * block_ * std::max(padded_dim_, padded_value_dim_),
             has_bias() ? stride_ : 0,
             has_bias_tangent() ? stride_ : 0,
-            wants_bias() && !terms_.has_layout() ? 2 * window() : 0,
+            wants_bias() && !addends_.has_layout() ? 2 * window() : 0,
             wants_key_bias() ? 2 * stride_ : 0,
             function_ != nullptr ? 2 * block_ * stride_ : 0,
             function_ != nullptr ? 2 * kScalarArrays * stride_ : 0,
@@ -244,9 +244,9 @@ class Pass {
   bool has_d_o() const { return of_.d_o_tangent.data != nullptr; }
   bool has_temper() const { return in_.temperature != nullptr || in_.softcap != 0; }
   bool drops() const { return in_.dropout.rate != 0; }
-  bool has_bias() const { return terms_.has_values() || relative_.keys().exists(); }
+  bool has_bias() const { return addends_.has_values() || relative_.keys().exists(); }
   bool has_bias_tangent() const {
-    return terms_.has_tangents() || (relative_.keys().exists() && relative_.has_key_tangents());
+    return addends_.has_tangents() || (relative_.keys().exists() && relative_.has_key_tangents());
   }
   // Whether a gradient or its tangent is needed.
   template <class Member>
@@ -313,7 +313,7 @@ class Pass {
   KeyRange KeysOfRows(int64_t b, int64_t begin, int64_t end) const {
     KeyRange all{n_.keys, 0};
     for (int64_t i = begin; i < end; ++i) {
-      const KeyRange seen = terms_.Keys(b, i);
+      const KeyRange seen = addends_.Keys(b, i);
       if (seen.empty()) continue;
       all = {std::min(all.begin, seen.begin), std::max(all.end, seen.end)};
     }
@@ -384,7 +384,7 @@ class Pass {
       d_relative_values_.Clear(of_head);
       for (const bool is_tangent : {false, true}) {
         if (wants_bias()) {
-          std::fill_n(BiasGradient(is_tangent, of_head), terms_.table_size(), 0.0f);
+          std::fill_n(BiasGradient(is_tangent, of_head), addends_.table_size(), 0.0f);
         }
         if (Real* d_key_bias = Gradient(is_tangent).key_bias) {
           std::fill_n(d_key_bias + of_head * n_.keys, n_.keys, 0.0f);
@@ -607,7 +607,7 @@ class Pass {
     }
   }
 
-  DualTerms::Row TermRow(const Block& block, int64_t r, const Columns& columns) const {
+  DualAddends::Row AddendRow(const Block& block, int64_t r, const Columns& columns) const {
     return {block.b, block.h, block.begin + r, block.first, columns};
   }
   // The index of a row in arrays over (B, H, Lq).
@@ -629,12 +629,12 @@ class Pass {
 
   // The biases of row r, in log2 units, and their tangents; null if there are none.
   DualRow SumBiases(Block& block, int64_t r, const Columns& columns, const Scratch& scratch) const {
-    const DualTerms::Row row = TermRow(block, r, columns);
+    const DualAddends::Row row = AddendRow(block, r, columns);
     const bool is_relative = relative_.keys().exists();
     const Real factor = in_.relative.factor;
     if (has_bias()) {
       const DF d;
-      terms_.SumBiases(row, scratch.bias);
+      addends_.SumBiases(row, scratch.bias);
       if (is_relative) {
         relative_.Read(row, block.keys_window.values, r, factor, scratch.bias, &block.runs);
       }
@@ -643,7 +643,7 @@ class Pass {
       }
     }
     if (has_bias_tangent()) {
-      terms_.SumTangents(row, scratch.bias_tangent);
+      addends_.SumTangents(row, scratch.bias_tangent);
       if (is_relative) {
         relative_.Read(row, block.keys_window.tangents, r, factor, scratch.bias_tangent,
                        &block.runs);
@@ -673,7 +673,7 @@ class Pass {
     const int64_t rows = block.rows();
     const DualWindow& window = block.keys_window;
     for (int64_t r = 0; r < rows; ++r) {
-      const DualTerms::Row row = TermRow(block, r, columns[r]);
+      const DualAddends::Row row = AddendRow(block, r, columns[r]);
       const DualRow gradients = DualOf(scratch.gradients, block, r);
       const Real factor = in_.relative.factor;
       window.ClearRow(r);
@@ -701,7 +701,7 @@ class Pass {
   void SetRelativeWeights(Block& block, const Columns* columns, const Scratch& scratch) const {
     const DualWindow& window = block.values_window;
     for (int64_t r = 0; r < block.rows(); ++r) {
-      const DualTerms::Row row = TermRow(block, r, columns[r]);
+      const DualAddends::Row row = AddendRow(block, r, columns[r]);
       const DualRow weights = DualOf(scratch.weights, block, r);
       window.ClearRow(r);
       relative_.Add(row, weights.values, 1.0f, window.values, r, &block.runs);
@@ -736,7 +736,7 @@ class Pass {
   Columns SetRow(Block& block, int64_t r, const Scratch& scratch) const {
     const int64_t i = block.begin + r;
     const auto [weights, tangents] = DualOf(scratch.weights, block, r);
-    const KeyRange seen = terms_.Keys(block.b, i);
+    const KeyRange seen = addends_.Keys(block.b, i);
     Columns columns{seen.begin - block.first, seen.end - block.first};
     if (seen.empty()) columns = {0, 0};
     if (function_ != nullptr) SetValues(block, r, columns, {weights, tangents}, scratch);
@@ -893,7 +893,7 @@ class Pass {
     const int64_t row = RowAt(block, block.begin + r);
     const DualRow gradients = DualOf(scratch.gradients, block, r);
     if (relative_.values().exists()) {
-      const DualTerms::Row of_row = TermRow(block, r, columns);
+      const DualAddends::Row of_row = AddendRow(block, r, columns);
       relative_.Read(of_row, block.values_window.values, r, 1.0f, gradients.values, &block.runs);
       relative_.Read(of_row, block.values_window.tangents, r, 1.0f, gradients.tangents,
                      &block.runs);
@@ -1417,7 +1417,7 @@ class Pass {
   }
   // The gradient of a query head's bias table. `head` is counted across the batch.
   Real* BiasGradient(bool is_tangent, int64_t head) const {
-    return d_bias_.data() + (is_tangent * n_.batch * n_.heads + head) * terms_.table_size();
+    return d_bias_.data() + (is_tangent * n_.batch * n_.heads + head) * addends_.table_size();
   }
 
   // Sums the gradients of the scores over the rows. Sums per table entry are added to the head's
@@ -1436,7 +1436,7 @@ class Pass {
       std::fill_n(sums, count, 0.0f);
       for (int64_t r = 0; r < rows; ++r) AddRow(gradients(is_tangent, r), count, sums);
     }
-    const bool by_offset = wants_bias() && !terms_.has_layout();
+    const bool by_offset = wants_bias() && !addends_.has_layout();
     const int64_t size = rows - 1 + count;
     for (const bool is_tangent : {false, true}) {
       if (!by_offset) break;
@@ -1452,14 +1452,14 @@ class Pass {
       AddRow(scratch.d_bias + is_tangent * window(), size,
              BiasGradient(is_tangent, head) + n_.queries - block.end + block.first);
     }
-    if (wants_bias() && terms_.has_layout()) AddTableGradients(block, columns, scratch);
+    if (wants_bias() && addends_.has_layout()) AddTableGradients(block, columns, scratch);
     head_turns_.Pass(head, block.number);
   }
   void AddTableGradients(const Block& block, const Columns* columns, const Scratch& scratch) const {
     std::vector<TableRun> runs;
     for (int64_t r = 0; r < block.rows(); ++r) {
       const DualRow row = DualOf(scratch.gradients, block, r);
-      terms_.FindRuns(TermRow(block, r, columns[r]), &runs);
+      addends_.FindRuns(AddendRow(block, r, columns[r]), &runs);
       for (const bool is_tangent : {false, true}) {
         const Real* const from = (is_tangent ? row.tangents : row.values) + columns[r].begin;
         Real* const to = BiasGradient(is_tangent, block.head(n_));
@@ -1549,7 +1549,7 @@ class Pass {
             for (int s = 0; s < head_scalars(); ++s) sums.t[s] += from.t[s];
           }
           if (gradient.bias.table == nullptr) continue;
-          const int64_t size = terms_.table_size();
+          const int64_t size = addends_.table_size();
           Real* const to = gradient.bias.table + b * gradient.bias.batch_stride + h * size;
           if (b == 0 || gradient.bias.batch_stride != 0) std::fill_n(to, size, 0.0f);
           AddRow(BiasGradient(is_tangent, head), size, to);
@@ -1568,7 +1568,7 @@ class Pass {
   const AttentionInput<Real>& tangent_;
   const Executor& executor_;
   const AttentionShape& n_;
-  DualTerms terms_;
+  DualAddends addends_;
   int64_t group_;
   int64_t dim_;
   int64_t padded_dim_;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cpu/columns-inl.h"
+#include "cpu/dual_addends-inl.h"
 #include "cpu/dual_scores-inl.h"
-#include "cpu/dual_terms-inl.h"
 #include "cpu/packing-inl.h"
 #include "cpu/tables-inl.h"
 #include "cpu/vocabulary-inl.h"
@@ -186,13 +186,13 @@ class DualRelative {
   // Adds `factor` times the table entries of a row's pairs to `to`, which is indexed by the block's
   // columns. Add() is the transposed operation: it adds `factor` times each pair's number to the
   // pair's table entry.
-  void Read(const DualTerms::Row& row, const TableWindow& window, int64_t r, Real factor, Real* to,
-            std::vector<TableRun>* runs) const {
+  void Read(const DualAddends::Row& row, const TableWindow& window, int64_t r, Real factor,
+            Real* to, std::vector<TableRun>* runs) const {
     if (row.count() <= 0) return;
     reader_.Read(TileRowOf(row), window.Row(r), window.origin, window.range, factor,
                  to + row.columns.first(), runs);
   }
-  void Add(const DualTerms::Row& row, const Real* from, Real factor, const TableWindow& window,
+  void Add(const DualAddends::Row& row, const Real* from, Real factor, const TableWindow& window,
            int64_t r, std::vector<TableRun>* runs) const {
     if (row.count() <= 0) return;
     reader_.Add(TileRowOf(row), from + row.columns.first(), factor, window.Row(r), window.origin,
@@ -203,7 +203,7 @@ class DualRelative {
   static int64_t Size(const AttentionInput<Real>& in) {
     return in.relative.layout != nullptr ? in.relative.layout->size() : 0;
   }
-  static TileRow TileRowOf(const DualTerms::Row& row) {
+  static TileRow TileRowOf(const DualAddends::Row& row) {
     const Columns& columns = row.columns;
     return {row.b,
             row.h,

@@ -1,7 +1,7 @@
 // The forward pass of the fused operator, for one instruction set.
 //
 // A tile is a block of query rows by a block of keys (forward_tile-inl.h). The shape selects the
-// schedule:
+// plan:
 //
 //   Key heads with many queries: all keys are packed first, and each block of queries is a task
 //   (forward_blocks-inl.h).

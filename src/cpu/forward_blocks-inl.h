@@ -1,4 +1,4 @@
-// The schedule of the forward pass for key heads with many queries: all keys are packed first, and
+// The plan of the forward pass for key heads with many queries: all keys are packed first, and
 // each block of queries is a task. If there are many such heads, each head is one task that packs
 // its own keys. A block whose rows may skip tiles processes them in the order of a TileQueue.
 #if defined(GNOMON_SRC_CPU_FORWARD_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -58,14 +58,14 @@ class ForwardBlocks {
     const int64_t panels = DivideUp(n_.keys, kWidth);
     // Hidden non-finite values must be removed, because a weight of 0 times NaN or infinity is NaN.
     const bool hides = in_.mask.left != kUnbounded || in_.mask.right != kUnbounded ||
-                       in_.mask.chunks.size > 0 || tile_.terms().to_scores() ||
-                       tile_.segments().exists() || tile_.terms().pair_mask().exists();
+                       in_.mask.chunks.size > 0 || tile_.addends().to_scores() ||
+                       tile_.segments().exists() || tile_.addends().pair_mask().exists();
     if (hides) non_finite_.assign(Size(heads * panels), 0);
     const int64_t packs = head_tasks_.whole() ? 0 : heads * panels;
-    const int64_t packs_and_terms = packs + tile_.terms().tasks();
-    ParallelTasks(executor_, packs_and_terms + skipping_.tasks(), [&](int64_t task, int) {
-      if (task >= packs_and_terms) return skipping_.Fill(task - packs_and_terms);
-      if (task >= packs) return tile_.terms().Fill(task - packs);
+    const int64_t packs_and_addends = packs + tile_.addends().tasks();
+    ParallelTasks(executor_, packs_and_addends + skipping_.tasks(), [&](int64_t task, int) {
+      if (task >= packs_and_addends) return skipping_.Fill(task - packs_and_addends);
+      if (task >= packs) return tile_.addends().Fill(task - packs);
       Pack(task / panels, task % panels);
     });
     const int64_t in_head = tile_.blocks();

@@ -1,6 +1,7 @@
-// The schedule of the forward pass for key heads with few queries (short sequences, decoding): a
+// The two plans of the forward pass for key heads with few queries (short sequences, decoding): a
 // task is a range of a key head's keys with all its queries. It packs its keys one tile at a time,
-// in cache, or reads them in place. Partial results are merged at the end, in a fixed order.
+// in cache, or reads them in place; the two plans differ only in this. Partial results are merged
+// at the end, in a fixed order.
 //
 // If tiles may be skipped, the tiles with the largest biases form a separate first part. Its
 // weights determine which tiles the other parts can skip.
@@ -49,10 +50,10 @@ class ForwardParts {
         scalars_(in_, table) {}
 
   void Run() {
-    const int64_t tasks = tile_.terms().tasks();
+    const int64_t tasks = tile_.addends().tasks();
     ParallelTasks(executor_, tasks + skipping_.tasks(), [&](int64_t task, int) {
       if (task >= tasks) return skipping_.Fill(task - tasks);
-      tile_.terms().Fill(task);
+      tile_.addends().Fill(task);
     });
     const int64_t tiles = DivideUp(n_.keys, kForwardColumns);
     const int64_t heads = n_.batch * n_.key_heads;

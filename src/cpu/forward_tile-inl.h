@@ -1,4 +1,4 @@
-// The steps of the forward pass that all schedules share: starting a block of query rows, adding a
+// The steps of the forward pass that all plans share: starting a block of query rows, adding a
 // tile of keys to it, and writing its results.
 //
 // One product computes the scores of a tile, which become weights in cache; a second product
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/visible_keys.h"
+#include "cpu/addends-inl.h"
 #include "cpu/bfloat16.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
@@ -26,7 +27,6 @@
 #include "cpu/row_products-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/skipping-inl.h"
-#include "cpu/terms-inl.h"
 #include "cpu/vocabulary-inl.h"
 #include "cpu/workspace.h"
 #include "gnomon/attention.h"
@@ -121,8 +121,8 @@ class ForwardTile {
         pairs_values_(pairs_ && !in_place_),
         heads_in_block_(std::clamp<int64_t>(kRowBlock / std::max<int64_t>(1, n_.queries), 1,
                                             std::max<int64_t>(1, group_))),
-        terms_(in, kForwardColumns, {.multiply = true, .add_product = false},
-               {.multiply = false, .add_product = true}, /*key_gradient=*/false),
+        addends_(in, kForwardColumns, {.multiply = true, .add_product = false},
+                 {.multiply = false, .add_product = true}, /*key_gradient=*/false),
         segments_(in.mask, n_),
         positions_(in) {}
 
@@ -139,13 +139,13 @@ class ForwardTile {
   int64_t panel_rows() const { return panel_rows_; }
   // Whether keys and values are read in place.
   bool in_place() const { return in_place_; }
-  Terms& terms() { return terms_; }
+  Addends& addends() { return addends_; }
   const Segments& segments() const { return segments_; }
 
   // The number of floats in a worker's scratch memory.
   int64_t scratch_size() const {
-    const PositionToContent& of_keys = terms_.position_to_content();
-    return (kRowBlock + 1) * kForwardColumns + 2 * terms_.window_size() +
+    const PositionToContent& of_keys = addends_.position_to_content();
+    return (kRowBlock + 1) * kForwardColumns + 2 * addends_.window_size() +
            (of_keys.exists() ? kRowBlock * kForwardColumns : 0) + of_keys.scratch_size();
   }
   TileScratch MakeScratch(Real* memory) const {
@@ -153,10 +153,10 @@ class ForwardTile {
     scratch.tile = memory;
     scratch.added = scratch.tile + kRowBlock * kForwardColumns;
     scratch.key_products = scratch.added + kForwardColumns;
-    scratch.entry_weights = scratch.key_products + terms_.window_size();
-    scratch.of_keys = scratch.entry_weights + terms_.window_size();
+    scratch.entry_weights = scratch.key_products + addends_.window_size();
+    scratch.of_keys = scratch.entry_weights + addends_.window_size();
     scratch.key_parts = scratch.of_keys;
-    if (terms_.position_to_content().exists()) {
+    if (addends_.position_to_content().exists()) {
       scratch.key_parts += kRowBlock * kForwardColumns;
     }
     return scratch;
@@ -226,10 +226,10 @@ class ForwardTile {
         return true;
       }
     }
-    if (!terms_.pair_mask().exists()) return false;
+    if (!addends_.pair_mask().exists()) return false;
     constexpr int64_t kCell = PairMask::kCell;
     for (int64_t j = keys.begin; j < keys.end; j = (j / kCell + 1) * kCell) {
-      if (terms_.pair_mask().Hides(block.b, block.h, block.heads, block.i, j)) return true;
+      if (addends_.pair_mask().Hides(block.b, block.h, block.heads, block.i, j)) return true;
     }
     return false;
   }
@@ -246,14 +246,14 @@ class ForwardTile {
     }
     mask->SetSegments(segments_, block.b, block.i, block.queries, first);
     mask->Repeat(block.queries, block.heads);
-    mask->SetPairs(terms_.pair_mask(), block.b, block.h, block.heads, block.i, block.queries,
+    mask->SetPairs(addends_.pair_mask(), block.b, block.h, block.heads, block.i, block.queries,
                    first);
   }
 
   // Adds a tile's keys to all rows of a block.
   void AddTile(QueryBlock& block, const TileMask& mask, TileKeys& keys,
                TileScratch& scratch) const {
-    const PositionToContent& of_keys = terms_.position_to_content();
+    const PositionToContent& of_keys = addends_.position_to_content();
     for (int64_t n = 0; of_keys.exists() && n < block.heads; ++n) {
       of_keys.Products<kForwardColumns>(
           block.b, block.h + n, block.i, block.queries, keys.first, mask.begin, mask.end,
@@ -333,7 +333,7 @@ class ForwardTile {
         pairs_values_ ? masked : mask.HidesWithin(seen, first_row, last_row) || hidden;
     for (int64_t r = first_row; r < last_row;) {
       const int64_t end = block.EndOfHead(r, last_row);
-      const bool masks = terms_.masks(block.b, block.head(r));
+      const bool masks = addends_.masks(block.b, block.head(r));
       masked = masks || masked;
       hides_values = masks || hides_values;
       AddHead(block, mask, r, end, seen, span, masked, keys, scratch);
@@ -392,9 +392,9 @@ class ForwardTile {
     const int64_t h = block.head(first_row);
     const int64_t query = block.query(first_row);
     const int64_t rows = last_row - first_row;
-    TableWindow products = terms_.Window(block.b, query, rows, keys.first + seen.begin,
-                                         keys.first + seen.end, scratch.key_products);
-    if (terms_.keys().exists()) terms_.MultiplyKeys(block.b, h, query, rows, products);
+    TableWindow products = addends_.Window(block.b, query, rows, keys.first + seen.begin,
+                                           keys.first + seen.end, scratch.key_products);
+    if (addends_.keys().exists()) addends_.MultiplyKeys(block.b, h, query, rows, products);
     TableWindow weights = products;
     weights.data = scratch.entry_weights;
     PairRow pairs = LoadHead(functions_, in_, block.b, h, h / group_, keys.first + span.begin,
@@ -408,20 +408,20 @@ class ForwardTile {
                         keys.first + seen.begin,
                         keys.first + seen.end,
                         mask.paired,
-                        terms_.Temperature(block.b, h, query + r - first_row),
+                        addends_.Temperature(block.b, h, query + r - first_row),
                         mask.placed};
       Real* const tile = scratch.tile + r * kForwardColumns + span.begin;
       AddWeights(block, r, row, pairs, masked, mask.rows[r], span.begin,
-                 terms_.keys().exists() ? products.Row(r - first_row) : nullptr, products, keys,
+                 addends_.keys().exists() ? products.Row(r - first_row) : nullptr, products, keys,
                  scratch);
-      if (terms_.drops()) terms_.Drop(row, tile);
-      if (terms_.values().exists()) {
+      if (addends_.drops()) addends_.Drop(row, tile);
+      if (addends_.values().exists()) {
         weights.ClearRow(r - first_row);
-        terms_.AddWeights(row, tile, weights.Row(r - first_row), weights, &scratch.runs);
+        addends_.AddWeights(row, tile, weights.Row(r - first_row), weights, &scratch.runs);
       }
     }
-    if (terms_.values().exists()) {
-      terms_.values().AddProduct(h, rows, weights, block.sum + first_row * value_columns_);
+    if (addends_.values().exists()) {
+      addends_.values().AddProduct(h, rows, weights, block.sum + first_row * value_columns_);
     }
   }
 
@@ -452,22 +452,22 @@ class ForwardTile {
       view.high = sees.high;
     }
     view.FindOpen(kLaneCount);
-    const bool masks_any = at.paired || terms_.masks(block.b, at.h);
+    const bool masks_any = at.paired || addends_.masks(block.b, at.h);
     const int64_t open = !masked ? columns : masks_any ? 0 : OpenColumns(view, columns);
     Real top;
-    if (terms_.to_scores() || at.paired) {
-      const Real* const of_keys = terms_.position_to_content().exists()
+    if (addends_.to_scores() || at.paired) {
+      const Real* const of_keys = addends_.position_to_content().exists()
                                       ? scratch.of_keys + r * kForwardColumns + begin
                                       : nullptr;
       const Real* bias =
-          terms_.ScoreRow(at, key_products, window, of_keys, scratch.added, &scratch.runs);
+          addends_.ScoreRow(at, key_products, window, of_keys, scratch.added, &scratch.runs);
       top = functions_.template Scores<true>(tile, columns, open, row, scalars.data(), factor, bias,
                                              view);
     } else {
       top = functions_.template Scores<false>(tile, columns, open, row, scalars.data(), factor,
                                               nullptr, view);
     }
-    if (terms_.caps()) top = terms_.CapScores(columns, tile);
+    if (addends_.caps()) top = addends_.CapScores(columns, tile);
     const bool rises = top > block.largest[r];
     // For the first tile, the sums are still 0.
     if (rises && block.largest[r] != -kInfinity) {
@@ -555,11 +555,11 @@ class ForwardTile {
       const Positions::Range seen = positions_.SeenBy(block.b, i);
       if (at < seen.low || at >= seen.high) return false;
     }
-    if (!terms_.masks(block.b, h) && !mask.paired) return true;
+    if (!addends_.masks(block.b, h) && !mask.paired) return true;
     const int64_t begin = keys.first + j / kLaneCount * kLaneCount;
     const TileRow row{block.b,     h,   i, begin, kLaneCount, keys.first + j, keys.first + j + 1,
                       mask.paired, 1.0f};
-    const Real* bias = terms_.ScoreRow(row, nullptr, {}, nullptr, scratch.added, &scratch.runs);
+    const Real* bias = addends_.ScoreRow(row, nullptr, {}, nullptr, scratch.added, &scratch.runs);
     return bias[j % kLaneCount] != -kInfinity;
   }
 
@@ -580,7 +580,7 @@ class ForwardTile {
   bool in_place_;
   bool pairs_values_;  // whether values are packed as pairs
   int64_t heads_in_block_;
-  Terms terms_;
+  Addends addends_;
   Segments segments_;
   Positions positions_;
 };

@@ -1,9 +1,9 @@
 // Masks and biases, with the tangents of the biases.
-#if defined(GNOMON_SRC_CPU_DUAL_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GNOMON_SRC_CPU_DUAL_TERMS_INL_H_
-#undef GNOMON_SRC_CPU_DUAL_TERMS_INL_H_
+#if defined(GNOMON_SRC_CPU_DUAL_ADDENDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_DUAL_ADDENDS_INL_H_
+#undef GNOMON_SRC_CPU_DUAL_ADDENDS_INL_H_
 #else
-#define GNOMON_SRC_CPU_DUAL_TERMS_INL_H_
+#define GNOMON_SRC_CPU_DUAL_ADDENDS_INL_H_
 #endif
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace gnomon {
 namespace GNOMON_KERNELS {
 
 // The masks and biases of rows. Columns are relative to the block's first key.
-class DualTerms {
+class DualAddends {
  public:
   // A row of a query head, and the columns that it may see; `first` is the key of column 0.
   struct Row {
@@ -36,7 +36,7 @@ class DualTerms {
     int64_t key() const { return first + columns.begin; }
   };
 
-  DualTerms(const AttentionInput<Real>& in, const AttentionInput<Real>& tangent)
+  DualAddends(const AttentionInput<Real>& in, const AttentionInput<Real>& tangent)
       : in_(in), tangent_(tangent), n_(in.shape) {
     if (in.mask.key_segments != nullptr || HasPositions(in)) FindRanges();
   }

@@ -1,10 +1,9 @@
-// Terms that are added to the scores and to the values: biases, relative keys, queries and values.
-// Also dropout.
-#if defined(GNOMON_SRC_CPU_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GNOMON_SRC_CPU_TERMS_INL_H_
-#undef GNOMON_SRC_CPU_TERMS_INL_H_
+// The addends of scores and values: biases, relative keys, queries and values. Also dropout.
+#if defined(GNOMON_SRC_CPU_ADDENDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GNOMON_SRC_CPU_ADDENDS_INL_H_
+#undef GNOMON_SRC_CPU_ADDENDS_INL_H_
 #else
-#define GNOMON_SRC_CPU_TERMS_INL_H_
+#define GNOMON_SRC_CPU_ADDENDS_INL_H_
 #endif
 
 #include <algorithm>
@@ -80,8 +79,8 @@ class BiasTable {
       }
       for (int64_t e = 0; e < count; e += kLaneCount) {
         const auto inside = hn::FirstN(d, Size(count - e));
-        const VF terms = hn::IfThenElseZero(inside, hn::LoadU(d, at + e));
-        hn::StoreU(hn::LoadU(d, to + e) + terms, d, to + e);
+        const VF added = hn::IfThenElseZero(inside, hn::LoadU(d, at + e));
+        hn::StoreU(hn::LoadU(d, to + e) + added, d, to + e);
       }
     }
   }
@@ -228,13 +227,13 @@ struct ScoreGradients {
   }
 };
 
-// All terms added to scores and values, for one call of the operator.
-class Terms {
+// All addends of scores and values, for one call of the operator.
+class Addends {
  public:
   // `tile_columns` is the tile width of the pass. `keys` and `values` determine how the pass uses
   // relative keys and values, and `key_gradient` whether it computes the gradients of relative.key.
-  Terms(const AttentionInput<Real>& in, int64_t tile_columns, RowTable::Uses keys,
-        RowTable::Uses values, bool key_gradient)
+  Addends(const AttentionInput<Real>& in, int64_t tile_columns, RowTable::Uses keys,
+          RowTable::Uses values, bool key_gradient)
       : in_(in),
         bias_(in),
         key_bias_(in),
@@ -256,7 +255,7 @@ class Terms {
   const RowTable& values() const { return values_; }
   const PositionToContent& position_to_content() const { return position_to_content_; }
 
-  // Whether any term is added to the scores.
+  // Whether scores have any addend.
   bool to_scores() const {
     return bias_.exists() || key_bias_.exists() || pair_bias() || keys_.exists() ||
            position_to_content_.exists();
@@ -310,7 +309,7 @@ class Terms {
     keys_.Multiply(h, rows, {q.row(b, h, query), Size(q.stride[2]), 1}, window);
   }
 
-  // Returns the terms added to a row's scores, in log2 units and multiplied by the row's
+  // Returns the addends of a row's scores, in log2 units and multiplied by the row's
   // temperature; -inf where the user's mask hides a pair. If a single contiguous row contains them,
   // returns a pointer to it; otherwise sums them in `scratch`. `products` is the row's part of the
   // window of MultiplyKeys(), and `of_keys` its part of the position_to_content() terms; both are
