@@ -30,7 +30,7 @@ std::string Said(const c10::Error& error) {
 
 }  // namespace
 
-lab::Terms CompleteTerms(const lab::Task& task, const lab::Terms& terms) {
+lab::Terms CompleteTerms(const lab::TaskModels& task, const lab::Terms& terms) {
   try {
     return task.Complete(terms);
   } catch (const c10::Error& error) {

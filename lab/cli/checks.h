@@ -12,7 +12,7 @@
 namespace gnomon::cli {
 
 // Calls the task's Complete(); throws Error if a term is invalid. The data must have been read.
-lab::Terms CompleteTerms(const lab::Task& task, const lab::Terms& terms);
+lab::Terms CompleteTerms(const lab::TaskModels& task, const lab::Terms& terms);
 
 // Builds a model and runs it on a small input, to report invalid options or specifications before
 // any work starts. Throws Error with the operator's message. Returns the learner.

@@ -214,21 +214,21 @@ std::string Sha256Of(const std::string& bytes) {
 
 // Loads the comparison's original assets, because a different library version may learn different
 // ones.
-void ResumeAssets(const Comparison& work) {
+void ResumeAssets(const fs::path& folder, const json& record, lab::TaskData& task) {
   std::vector<std::string> assets;
-  for (const lab::Asset& asset : work.task->Assets()) {
+  for (const lab::Asset& asset : task.Assets()) {
     std::string& bytes = assets.emplace_back();
     if (asset.file.empty()) continue;
-    const fs::path file = work.folder / asset.file;
+    const fs::path file = folder / asset.file;
     std::ifstream in(file, std::ios::binary);
     if (!in) throw Error(StrCat("cannot read its ", asset.name, " ", file.string()));
     bytes.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-    if (Sha256Of(bytes) != work.record.at(json::json_pointer(asset.sha256_at))) {
+    if (Sha256Of(bytes) != record.at(json::json_pointer(asset.sha256_at))) {
       throw Error(
           StrCat("the ", asset.name, " ", file.string(), " has changed since this run started"));
     }
   }
-  work.task->TakeAssets(assets, /*is_stored=*/true);
+  task.TakeAssets(assets, /*is_stored=*/true);
 }
 
 void SetUntilFlat(const CLI::App& command, const CompareFlags& flags, CompareSettings* settings) {
@@ -385,7 +385,7 @@ Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
     }
     task.CheckResumes(data);
     if (work.settings.holds_out()) task.HoldOut();
-    ResumeAssets(work);
+    ResumeAssets(work.folder, work.record, task);
   } catch (const json::exception& error) {
     throw Error(StrCat(file.string(), " is not a comparison record: ", error.what()));
   } catch (const Error& error) {

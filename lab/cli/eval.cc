@@ -33,7 +33,7 @@ struct EvalFlags {
   bool as_json = false;
 };
 
-void PrintTable(const lab::Task& task, const std::vector<lab::Measurement>& measurements) {
+void PrintTable(const lab::TaskResults& task, const std::vector<lab::Measurement>& measurements) {
   std::string head = StrCat("| ", task.conditions().key, " |");
   std::string rule = "|--:|";
   for (const lab::Metric& metric : task.metrics()) {

@@ -49,7 +49,7 @@ std::string Capitalized(std::string text) {
   return text;
 }
 
-lab::OptionList Options(CompareSettings* settings, lab::Task& task) {
+lab::OptionList Options(CompareSettings* settings, lab::TaskOptions& task) {
   return task.Options(Command::kCompare) + lab::InSection("training", settings->training.Options());
 }
 
@@ -138,7 +138,7 @@ std::string TitleOfPattern(const std::string& position) {
 
 }  // namespace
 
-json ToJson(const CompareSettings& settings, lab::Task& task) {
+json ToJson(const CompareSettings& settings, lab::TaskOptions& task) {
   json combinations = json::array();
   for (const lab::Terms& terms : settings.combinations) {
     combinations.push_back({{"similarity", terms.similarity},
@@ -165,7 +165,7 @@ json ToJson(const CompareSettings& settings, lab::Task& task) {
   return object;
 }
 
-CompareSettings CompareFromJson(const json& object, lab::Task& task) {
+CompareSettings CompareFromJson(const json& object, lab::TaskOptions& task) {
   CompareSettings settings;
   const char* field = "";
   const auto at = [&](const char* name) { return object.at(field = name); };
@@ -213,7 +213,7 @@ std::string FormatCondition(const json& condition) {
   return condition.is_string() ? condition.get<std::string>() : condition.dump();
 }
 
-json ToJson(const lab::Task& task, const lab::Measurement& measurement) {
+json ToJson(const lab::TaskResults& task, const lab::Measurement& measurement) {
   const std::vector<lab::Metric> metrics = task.metrics();
   json object = {{task.conditions().key, measurement.condition},
                  {task.description().examples, measurement.examples}};
@@ -223,7 +223,7 @@ json ToJson(const lab::Task& task, const lab::Measurement& measurement) {
   return object;
 }
 
-json ToJson(const lab::Task& task, const RunResult& run) {
+json ToJson(const lab::TaskResults& task, const RunResult& run) {
   json losses = json::array();
   for (const lab::Measurement& at : run.measurements) losses.push_back(ToJson(task, at));
   return {
@@ -247,7 +247,8 @@ json ToJson(const lab::Task& task, const RunResult& run) {
        run.picture ? json{{"title", run.picture->first}, {"file", run.picture->second}} : json()}};
 }
 
-RunResult RunFromJson(const lab::Task& task, const CompareSettings& settings, const json& object) {
+RunResult RunFromJson(const lab::TaskResults& task, const CompareSettings& settings,
+                      const json& object) {
   RunResult run;
   std::string field;
   const auto at = [&](const char* name) { return object.at(field = name); };
@@ -302,7 +303,7 @@ RunResult RunFromJson(const lab::Task& task, const CompareSettings& settings, co
   return run;
 }
 
-json Summarize(const lab::Task& task, const CompareSettings& settings,
+json Summarize(const lab::TaskResults& task, const CompareSettings& settings,
                const std::vector<RunResult>& runs) {
   const std::vector<lab::Metric> metrics = task.metrics();
   const lab::Conditions conditions = task.conditions();
@@ -373,7 +374,7 @@ std::string DescribeSeeds(const CompareSettings& settings) {
 
 }  // namespace
 
-std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
+std::string FormatTable(const lab::TaskResults& task, const CompareSettings& settings,
                         const json& summary) {
   const lab::Conditions conditions = task.conditions();
   std::string table = "| similarity/position | parameters | ms per step |";

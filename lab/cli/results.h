@@ -64,12 +64,12 @@ nlohmann::json DescribeTask(const lab::Task& task);
 std::optional<std::string> TaskOfRecord(const std::filesystem::path& file);
 
 // Converts the settings and the task's options to JSON.
-nlohmann::json ToJson(const CompareSettings& settings, lab::Task& task);
+nlohmann::json ToJson(const CompareSettings& settings, lab::TaskOptions& task);
 // Reads settings from JSON, and also sets the task's options. Throws Error if a field is missing or
 // invalid.
-CompareSettings CompareFromJson(const nlohmann::json& object, lab::Task& task);
+CompareSettings CompareFromJson(const nlohmann::json& object, lab::TaskOptions& task);
 
-nlohmann::json ToJson(const lab::Task& task, const lab::Measurement& measurement);
+nlohmann::json ToJson(const lab::TaskResults& task, const lab::Measurement& measurement);
 // Formats a condition, such as "128" or "test".
 std::string FormatCondition(const nlohmann::json& condition);
 
@@ -106,18 +106,18 @@ struct RunResult {
   std::optional<std::pair<std::string, std::string>> picture;
 };
 
-nlohmann::json ToJson(const lab::Task& task, const RunResult& run);
+nlohmann::json ToJson(const lab::TaskResults& task, const RunResult& run);
 // Reads a result from JSON. Throws Error if a field is missing, invalid, or inconsistent with the
 // settings.
-RunResult RunFromJson(const lab::Task& task, const CompareSettings& settings,
+RunResult RunFromJson(const lab::TaskResults& task, const CompareSettings& settings,
                       const nlohmann::json& object);
 
 // Mean and sample standard deviation over the available seeds, per combination.
-nlohmann::json Summarize(const lab::Task& task, const CompareSettings& settings,
+nlohmann::json Summarize(const lab::TaskResults& task, const CompareSettings& settings,
                          const std::vector<RunResult>& runs);
 
 // Formats a summary as a Markdown table.
-std::string FormatTable(const lab::Task& task, const CompareSettings& settings,
+std::string FormatTable(const lab::TaskResults& task, const CompareSettings& settings,
                         const nlohmann::json& summary);
 
 }  // namespace gnomon::cli

@@ -21,7 +21,7 @@ void CheckScalars(const CLI::App& command) {
   }
 }
 
-Scalars::Scalars(bool is_wanted, const lab::Task& task, const CompareSettings& settings,
+Scalars::Scalars(bool is_wanted, const lab::TaskResults& task, const CompareSettings& settings,
                  const std::filesystem::path& folder)
     : task_(task), settings_(settings) {
   if (!is_wanted) return;

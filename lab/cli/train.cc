@@ -41,7 +41,7 @@ struct TrainFlags {
 };
 
 // The options that may change when a run is resumed.
-lab::OptionList RunFlags(TrainFlags* flags, lab::Task& task) {
+lab::OptionList RunFlags(TrainFlags* flags, lab::TaskOptions& task) {
   return lab::InSection("run", flags->run.Options()) + task.Options(Command::kTrain);
 }
 
@@ -55,7 +55,7 @@ struct Work {
 };
 
 // Learns the assets from the data in process 0, and broadcasts them to the other processes.
-void ShareAssets(const lab::Processes& processes, lab::Task& task) {
+void ShareAssets(const lab::Processes& processes, lab::TaskData& task) {
   RunInEveryProcess(processes, [&] {
     if (processes.rank() == 0) task.Prepare();
   });
@@ -170,7 +170,8 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, lab::Task& task,
 
 // Prints a line such as "validation at length 128: 1.234 (loss, nats per byte), ..." for each
 // condition.
-void PrintMeasurements(const lab::Task& task, const std::vector<lab::Measurement>& measurements) {
+void PrintMeasurements(const lab::TaskResults& task,
+                       const std::vector<lab::Measurement>& measurements) {
   const std::vector<lab::Metric> metrics = task.metrics();
   const auto is_known = [&](size_t n) {
     return std::any_of(measurements.begin(), measurements.end(),

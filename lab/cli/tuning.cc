@@ -48,7 +48,7 @@ OptionList OnlyNumbers(OptionList list) {
 }
 
 // The task's numeric options that change the model or its training.
-OptionList OfTask(lab::Task& task) {
+OptionList OfTask(lab::TaskOptions& task) {
   OptionList list = OnlyNumbers(task.Options(Command::kCompare));
   std::erase_if(list, [](const Option& option) {
     return option.section != "model" && option.section != "training";
@@ -231,8 +231,8 @@ Tuning TuningFromJson(const json& object) {
   return tuning;
 }
 
-TunedOption ParseTuned(const std::string& text, lab::Task& task, lab::TrainingOptions training,
-                       const std::vector<lab::Terms>& combinations) {
+TunedOption ParseTuned(const std::string& text, lab::TaskOptions& task,
+                       lab::TrainingOptions training, const std::vector<lab::Terms>& combinations) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) {
     throw Error(StrCat("--tune is '", text, "'; expected OPTION=VALUE,VALUE or OPTION=LOW..HIGH"));

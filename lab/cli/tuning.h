@@ -53,8 +53,8 @@ nlohmann::json ToJson(const Tuning& tuning);
 Tuning TuningFromJson(const nlohmann::json& object);
 
 // Parses --tune NAME=VALUES. Throws Error if the name or a value is invalid for all combinations.
-TunedOption ParseTuned(const std::string& text, lab::Task& task, lab::TrainingOptions training,
-                       const std::vector<lab::Terms>& combinations);
+TunedOption ParseTuned(const std::string& text, lab::TaskOptions& task,
+                       lab::TrainingOptions training, const std::vector<lab::Terms>& combinations);
 
 // The terms and training options of a combination, with tuned values. While this object exists, the
 // task's own options also have tuned values.

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "training/arrays.h"
 #include "training/options.h"
 #include "training/task.h"
 
@@ -18,9 +19,13 @@ struct SplitsOptions {
   GNOMON_OPTIONS(GNOMON_SPLITS_OPTIONS)
 };
 
-// A task that is evaluated on splits of the data.
+// A task on the nodes of a file, which have no order. It is evaluated on splits of the data.
 class SplitsTask : public Task {
  public:
+  std::vector<std::string> DefaultPositions() const override { return {"none"}; }
+  // Throws an Error that names --splits if the list is empty or contains a split twice.
+  void Settle(Command command, bool is_resumed, const TrainingOptions* training) override;
+  std::string data_sha256() const override { return sha256_; }
   std::vector<std::string> splits() const {
     return evaluates_held_out() ? std::vector<std::string>{"valid"} : evaluation_.splits;
   }
@@ -31,16 +36,17 @@ class SplitsTask : public Task {
   }
 
  protected:
+  // Reads the file, and sets path_ and sha256_.
+  Arrays ReadFile(const std::string& path);
+  // A comparison that holds out the split "valid" cannot report results on it. If the splits are
+  // the default, "test" and "valid", removes "valid". Throws an Error that names --splits if the
+  // user chose "valid".
+  void HoldOutValid();
+
   SplitsOptions evaluation_;
+  std::string path_;
+  std::string sha256_;
 };
-
-// Throws an Error that names --splits if the list is empty or contains a split twice.
-void CheckSplits(const std::vector<std::string>& splits);
-
-// A comparison that holds out the split "valid" cannot report results on it. If the splits are the
-// default, "test" and "valid", removes "valid". Throws an Error that names --splits if the user
-// chose "valid".
-void HoldOutValid(std::vector<std::string>* splits);
 
 }  // namespace gnomon::lab
 

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -72,7 +71,6 @@ class GraphsTask final : public SplitsTask {
     training.weight_decay = 0;
     return training;
   }
-  std::vector<std::string> DefaultPositions() const override { return {"none"}; }
   OptionList Options(Command command) override;
   void Settle(Command command, bool is_resumed, const TrainingOptions* training) override;
   std::string StepFlags(Command command, const TrainingOptions& training) const override;
@@ -81,7 +79,6 @@ class GraphsTask final : public SplitsTask {
 
   void ReadData(const std::string& path) override;
   std::string HoldOut() override;
-  std::string data_sha256() const override { return sha256_; }
   json DescribeData() const override;
   std::string DescribeSize() const override;
   void CheckData(const TrainingOptions* training) const override;
@@ -112,8 +109,6 @@ class GraphsTask final : public SplitsTask {
 
   GraphNetworkOptions model_;
   GraphsTrainingOptions learning_;
-  std::string path_;
-  std::string sha256_;
   Graph graph_;
   torch::Tensor labels_;
   std::map<std::string, torch::Tensor> nodes_;  // by part
@@ -165,13 +160,12 @@ OptionList GraphsTask::Options(Command command) {
          InSection("training", learning_.Options());
 }
 
-void GraphsTask::Settle(Command /*command*/, bool /*is_resumed*/,
-                        const TrainingOptions* /*training*/) {
+void GraphsTask::Settle(Command command, bool is_resumed, const TrainingOptions* training) {
   for (const auto& [flag, value] : {std::pair("--dropout", model_.dropout),
                                     std::pair("--attention-dropout", model_.attention_dropout)}) {
     if (value == 1) throw Error(StrCat(flag, " is 1; expected a probability below 1"));
   }
-  CheckSplits(evaluation_.splits);
+  SplitsTask::Settle(command, is_resumed, training);
 }
 
 std::string GraphsTask::StepFlags(Command /*command*/, const TrainingOptions& /*training*/) const {
@@ -263,9 +257,7 @@ void GraphsTask::ReadNodes(const Arrays& arrays) {
 }
 
 void GraphsTask::ReadData(const std::string& path) {
-  const Arrays arrays(path);
-  path_ = std::filesystem::absolute(path).lexically_normal().string();
-  sha256_ = arrays.sha256();
+  const Arrays arrays = ReadFile(path);
   int64_t& classes = model_.classes;
   labels_ = arrays.Integers("graph.labels", 1, -1, classes == 0 ? kMany : classes - 1);
   if (classes == 0) classes = labels_.max().item<int64_t>() + 1;
@@ -286,7 +278,7 @@ void GraphsTask::ReadData(const std::string& path) {
 
 std::string GraphsTask::HoldOut() {
   if (CountNodes("valid") == 0) throw Error(StrCat(path_, ": the array 'valid.nodes' is missing"));
-  HoldOutValid(&evaluation_.splits);
+  HoldOutValid();
   return StrCat(CountNodes("valid"), " validation nodes");
 }
 

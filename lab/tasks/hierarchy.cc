@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <map>
 #include <memory>
@@ -190,16 +189,13 @@ class HierarchyTask final : public SplitsTask {
     training.weight_decay = 0;
     return training;
   }
-  std::vector<std::string> DefaultPositions() const override { return {"none"}; }
   OptionList Options(Command command) override;
-  void Settle(Command command, bool is_resumed, const TrainingOptions* training) override;
   std::string StepFlags(Command command, const TrainingOptions& training) const override;
   void CheckModelFits() const override;
   void CheckFits(const TrainingOptions& training, int64_t processes) const override;
 
   void ReadData(const std::string& path) override;
   std::string HoldOut() override;
-  std::string data_sha256() const override { return sha256_; }
   json DescribeData() const override;
   std::string DescribeSize() const override;
   void CheckData(const TrainingOptions* training) const override;
@@ -238,8 +234,6 @@ class HierarchyTask final : public SplitsTask {
   HierarchyModelOptions model_;
   HierarchyTrainingOptions learning_;
   HierarchySplitOptions split_;
-  std::string path_;
-  std::string sha256_;
   std::map<std::string, PairSet> parts_;
   PairSet known_;
 };
@@ -271,11 +265,6 @@ OptionList HierarchyTask::Options(Command command) {
   if (command == Command::kEval) return evaluation_.Options();
   return evaluation_.Options() + split_.Options() + InSection("model", model_.Options()) +
          InSection("training", learning_.Options());
-}
-
-void HierarchyTask::Settle(Command /*command*/, bool /*is_resumed*/,
-                           const TrainingOptions* /*training*/) {
-  CheckSplits(evaluation_.splits);
 }
 
 std::string HierarchyTask::StepFlags(Command /*command*/, const TrainingOptions& training) const {
@@ -381,9 +370,7 @@ void HierarchyTask::SplitPairs(const PairSet& all) {
 }
 
 void HierarchyTask::ReadData(const std::string& path) {
-  const Arrays arrays(path);
-  path_ = std::filesystem::absolute(path).lexically_normal().string();
-  sha256_ = arrays.sha256();
+  const Arrays arrays = ReadFile(path);
   parts_.clear();
   std::map<std::string, int64_t> numbers;
   const torch::Tensor train = ReadPairs(arrays, "train", &numbers);
@@ -422,7 +409,7 @@ std::string HierarchyTask::HoldOut() {
         ": there are no validation pairs, because --held-out is 0 or too few pairs are implied by "
         "others; increase --held-out, or add the arrays 'valid.pairs' and 'test.pairs'"));
   }
-  HoldOutValid(&evaluation_.splits);
+  HoldOutValid();
   return StrCat(parts_.at("valid").size(), " validation pairs");
 }
 

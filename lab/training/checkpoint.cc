@@ -43,7 +43,7 @@ bool IsOfTraining(const Option& option) {
 }
 
 // All stored options. OfModel() selects those of the model, and OfTraining() those of its training.
-OptionList StoredOptions(Task& task, Terms* terms) {
+OptionList StoredOptions(TaskOptions& task, Terms* terms) {
   return InSection("model", terms->Options()) + task.Options(Command::kTrain);
 }
 
@@ -62,7 +62,7 @@ OptionList TrainingSections(TrainingOptions* training, RunOptions* run) {
 }
 
 // Passes the file's assets to the task and returns the number of their tensors.
-size_t TakeAssets(const SafeTensors& file, Task& task) {
+size_t TakeAssets(const SafeTensors& file, TaskData& task) {
   std::vector<std::string> assets;
   size_t used = 0;
   for (const Asset& asset : task.Assets()) {
@@ -80,7 +80,7 @@ size_t TakeAssets(const SafeTensors& file, Task& task) {
 }
 
 // Whether a configuration contains any field that only training runs have.
-bool HoldsTraining(const json& object, const Task& task) {
+bool HoldsTraining(const json& object, const TaskModels& task) {
   std::vector<std::string> fields = task.state_fields();
   fields.insert(fields.end(), std::begin(kTrainingFields), std::end(kTrainingFields));
   return std::any_of(fields.begin(), fields.end(),
@@ -88,7 +88,7 @@ bool HoldsTraining(const json& object, const Task& task) {
 }
 
 // The tensors that do not belong to the model, the optimizer or the assets.
-std::map<std::string, torch::Tensor> OtherTensors(const SafeTensors& file, const Task& task) {
+std::map<std::string, torch::Tensor> OtherTensors(const SafeTensors& file, const TaskData& task) {
   std::map<std::string, torch::Tensor> others = file.tensors;
   for (const Asset& asset : task.Assets()) others.erase(asset.tensor);
   std::erase_if(others, [](const auto& entry) {

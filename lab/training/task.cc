@@ -93,15 +93,15 @@ std::unique_ptr<Task> NewTask(const std::string& name) {
                      Join(names, ", ")));
 }
 
-std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms, const TrainingOptions& training,
-                                    torch::Device device) {
+std::unique_ptr<Learner> NewLearner(TaskModels& task, const Terms& terms,
+                                    const TrainingOptions& training, torch::Device device) {
   torch::manual_seed(static_cast<uint64_t>(training.seed));
   std::unique_ptr<Learner> learner = task.MakeLearner(terms, training);
   learner->module().to(device);
   return learner;
 }
 
-size_t DecidingMetric(const Task& task) {
+size_t DecidingMetric(const TaskResults& task) {
   const std::vector<Metric> metrics = task.metrics();
   const auto loss = std::find_if(metrics.begin(), metrics.end(),
                                  [](const Metric& metric) { return metric.key == "loss"; });

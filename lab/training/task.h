@@ -269,11 +269,12 @@ class TaskModels {
   virtual std::vector<std::string> state_fields() const { return {}; }
 };
 
-// The results of a task.
+// The results of a task, and the texts that describe it.
 class TaskResults {
  public:
   virtual ~TaskResults() = default;
 
+  virtual TaskDescription description() const = 0;
   // The first metric represents a run in tables and plots.
   virtual std::vector<Metric> metrics() const = 0;
   virtual Conditions conditions() const = 0;
@@ -288,7 +289,6 @@ class TaskResults {
 class Task : public TaskOptions, public TaskData, public TaskModels, public TaskResults {
  public:
   virtual const char* name() const = 0;  // --task NAME
-  virtual TaskDescription description() const = 0;
   std::string HoldOut() override;
   // None if the task does not support generation.
   virtual std::optional<Generation> generation() { return std::nullopt; }
@@ -296,7 +296,7 @@ class Task : public TaskOptions, public TaskData, public TaskModels, public Task
 
 // The index in metrics() of the metric that is measured on held-out data: the loss or, if there is
 // none, the first metric.
-size_t DecidingMetric(const Task& task);
+size_t DecidingMetric(const TaskResults& task);
 
 // The rows of the training data that HoldOut() holds out: a tenth, at most 1000, drawn with a fixed
 // seed. All other rows remain for training. Both lists are sorted. Throws an Error with the noun
@@ -325,7 +325,8 @@ class RegisterTask {
 };
 
 // Creates a learner with the initial weights for training.seed, which are the same on all devices.
-std::unique_ptr<Learner> NewLearner(Task& task, const Terms& terms, const TrainingOptions& training,
+std::unique_ptr<Learner> NewLearner(TaskModels& task, const Terms& terms,
+                                    const TrainingOptions& training,
                                     torch::Device device = torch::kCPU);
 
 int64_t CountParameters(const torch::nn::Module& module);
