@@ -33,21 +33,37 @@ struct Spec {
   std::string position;
 };
 
+// The positions of the catalogue that fit any text.
+std::vector<CatalogueEntry> TextPositions() {
+  std::vector<CatalogueEntry> positions = PositionCatalogue();
+  // An offset bias has a table as long as the text, a grid has a fixed number of tokens, and other
+  // positions need tensors in each call.
+  std::erase_if(positions, [](const CatalogueEntry& position) {
+    return position.name == "offset_bias" || position.name == "grid_bias" ||
+           position.name == "relative2d" || position.use() == "attention()";
+  });
+  return positions;
+}
+
+// Combines the similarities with all positions that fit any text, and with other specifications.
+std::vector<Spec> WithTextPositions(const std::vector<std::string>& similarities,
+                                    const std::vector<std::string>& others) {
+  std::vector<Spec> specs;
+  for (const std::string& similarity : similarities) {
+    for (const CatalogueEntry& position : TextPositions()) {
+      if (similarity == "dot" || !position.needs_dot) specs.push_back({similarity, position.name});
+    }
+    for (const std::string& position : others) specs.push_back({similarity, position});
+  }
+  return specs;
+}
+
 // Returns all similarities of the catalogue, the positions that fit any text, and some sums of
 // positions.
 std::vector<Spec> Specs() {
-  std::vector<Spec> specs;
+  std::vector<Spec> specs = WithTextPositions({"dot"}, {});
   for (const CatalogueEntry& similarity : SimilarityCatalogue()) {
-    specs.push_back({similarity.name, "none"});
-  }
-  for (const CatalogueEntry& position : PositionCatalogue()) {
-    // An offset bias has a table as long as the text, a grid has a fixed number of tokens, and
-    // other positions need tensors in each call.
-    const bool fits = position.name != "offset_bias" && position.name != "grid_bias" &&
-                      position.name != "relative2d" && position.use() != "attention()";
-    if (fits && position.name != "none") {
-      specs.push_back({"dot", position.name});
-    }
+    if (similarity.name != "dot") specs.push_back({similarity.name, "none"});
   }
   for (const char* position :
        {"rope+hype:tau=learned", "rope:layout=half+alibi:slopes=learned",
@@ -110,6 +126,29 @@ INSTANTIATE_TEST_SUITE_P(Catalogue, EverySpec, testing::ValuesIn(Specs()),
                            return name;
                          });
 
+// Returns a model whose zero-initialised tables are filled with random values.
+LanguageModel WithTables(const LanguageModelOptions& options) {
+  const torch::NoGradGuard no_grad;
+  LanguageModel model = NewModel(options, 1);
+  for (const auto& entry : model->named_parameters()) {
+    const std::string& name = entry.key();
+    if (name.ends_with("_table") || name.ends_with("_xl_u") || name.ends_with("_xl_v")) {
+      torch::Tensor(entry.value()).normal_();
+    }
+  }
+  model->eval();
+  return model;
+}
+
+// Whether equal tokens at different positions get different scores. Other terms normalise queries
+// and keys, or change all weights of a row by one factor.
+bool SeesOrder(const CatalogueEntry& position) {
+  using Role = CatalogueEntry::Role;
+  return position.role == Role::kEmbedding || position.role == Role::kRotation ||
+         position.role == Role::kBias || position.role == Role::kKeyBias ||
+         position.role == Role::kContent;
+}
+
 TEST(LanguageModelTest, PositionsAreSeen) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = torch::arange(20, torch::kLong).unsqueeze(0);
@@ -117,14 +156,11 @@ TEST(LanguageModelTest, PositionsAreSeen) {
   const auto last = [&](const std::string& position, const torch::Tensor& input) {
     LanguageModelOptions options = SmallModel("dot", position);
     options.depth = 1;  // without positions, one layer treats its input as a set
-    LanguageModel model = NewModel(options, 1);
-    model->eval();
-    return model->forward(input.narrow(1, 0, 8)).select(1, 7);
+    return WithTables(options)->forward(input.narrow(1, 0, 8)).select(1, 7);
   };
-  EXPECT_LT((last("none", tokens) - last("none", swapped)).abs().max().item<double>(), 1e-5);
-  for (const char* position : {"sinusoidal", "rope", "alibi", "hype", "kerple", "conv", "cape"}) {
-    EXPECT_GT((last(position, tokens) - last(position, swapped)).abs().max().item<double>(), 1e-3)
-        << position;
+  for (const CatalogueEntry& position : TextPositions()) {
+    const torch::Tensor change = last(position.name, tokens) - last(position.name, swapped);
+    EXPECT_EQ(change.abs().max().item<double>() > 1e-5, SeesOrder(position)) << position.name;
   }
 }
 
@@ -227,20 +263,6 @@ TEST(LanguageModelTest, DropoutActsInTrainingOnly) {
   EXPECT_TRUE(torch::equal(model->forward(tokens), model->forward(tokens)));
 }
 
-// Returns a model whose zero-initialised tables are filled with random values.
-LanguageModel WithTables(const LanguageModelOptions& options) {
-  const torch::NoGradGuard no_grad;
-  LanguageModel model = NewModel(options, 1);
-  for (const auto& entry : model->named_parameters()) {
-    const std::string& name = entry.key();
-    if (name.ends_with("_table") || name.ends_with("_xl_u") || name.ends_with("_xl_v")) {
-      torch::Tensor(entry.value()).normal_();
-    }
-  }
-  model->eval();
-  return model;
-}
-
 // Splits the tokens into segments, reads them in order with a memory, and returns the logits of
 // each segment.
 std::vector<torch::Tensor> BySegments(LanguageModel& model, const torch::Tensor& tokens,
@@ -264,15 +286,12 @@ double Distance(const torch::Tensor& a, const torch::Tensor& b) {
 TEST(MemoryTest, OfEverythingIsTheWholeText) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);
-  for (const char* position :
-       {"none", "rope", "alibi", "t5", "hype", "kerple", "rope+hype:tau=learned", "sinusoidal",
-        "cape", "conv:kernel=5:groups=4", "relative:max_offset=9:values=true", "transformer_xl"}) {
-    for (const char* similarity : {"dot", "umbral"}) {
-      if (std::string(position) == "transformer_xl" && std::string(similarity) != "dot") continue;
-      LanguageModel model = WithTables(SmallModel(similarity, position));
-      const torch::Tensor parts = torch::cat(BySegments(model, tokens, {17, 1, 3, 19}, 100), 1);
-      EXPECT_LT(Distance(parts, model->forward(tokens)), 2e-4) << similarity << " " << position;
-    }
+  for (const auto& [similarity, position] :
+       WithTextPositions({"dot", "umbral"}, {"rope+hype:tau=learned", "conv:kernel=5:groups=4",
+                                             "relative:max_offset=9:values=true"})) {
+    LanguageModel model = WithTables(SmallModel(similarity, position));
+    const torch::Tensor parts = torch::cat(BySegments(model, tokens, {17, 1, 3, 19}, 100), 1);
+    EXPECT_LT(Distance(parts, model->forward(tokens)), 2e-4) << similarity << " " << position;
   }
 }
 
@@ -281,24 +300,20 @@ TEST(MemoryTest, ACacheOfItsLengthIsTheSame) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = torch::randint(256, {2, 60}, torch::kLong);
   const std::vector<int64_t> lengths = {7, 1, 12, 3, 12, 25};
-  for (const char* position :
-       {"none", "rope", "alibi", "t5", "kerple", "rope+hype:tau=learned", "sinusoidal", "cape",
-        "conv:kernel=5:groups=4", "relative:max_offset=9:values=true", "transformer_xl", "forget",
-        "scalable_softmax", "content_bias:extent=4"}) {
-    for (const char* similarity : {"dot", "umbral", "penumbral"}) {
-      if (std::string(position) == "transformer_xl" && std::string(similarity) != "dot") continue;
-      LanguageModel model = WithTables(SmallModel(similarity, position));
-      for (const int64_t memory : {0, 5, 11, 100}) {
-        const std::vector<torch::Tensor> anew = BySegments(model, tokens, lengths, memory);
-        LanguageModelCache cache(2, memory);
-        int64_t begin = 0;
-        for (size_t n = 0; n < lengths.size(); ++n) {
-          const torch::Tensor kept = model->forward(tokens.narrow(1, begin, lengths[n]), &cache);
-          begin += lengths[n];
-          EXPECT_LT(Distance(kept, anew[n]), 5e-5)
-              << similarity << " " << position << " " << memory << " " << n;
-          EXPECT_EQ(cache.layers[1].length(), std::min(begin, memory));
-        }
+  for (const auto& [similarity, position] : WithTextPositions(
+           {"dot", "penumbral"}, {"rope+hype:tau=learned", "conv:kernel=5:groups=4",
+                                  "relative:max_offset=9:values=true", "content_bias:extent=4"})) {
+    LanguageModel model = WithTables(SmallModel(similarity, position));
+    for (const int64_t memory : {0, 5, 11, 100}) {
+      const std::vector<torch::Tensor> anew = BySegments(model, tokens, lengths, memory);
+      LanguageModelCache cache(2, memory);
+      int64_t begin = 0;
+      for (size_t n = 0; n < lengths.size(); ++n) {
+        const torch::Tensor kept = model->forward(tokens.narrow(1, begin, lengths[n]), &cache);
+        begin += lengths[n];
+        EXPECT_LT(Distance(kept, anew[n]), 5e-5)
+            << similarity << " " << position << " " << memory << " " << n;
+        EXPECT_EQ(cache.layers[1].length(), std::min(begin, memory));
       }
     }
   }
@@ -307,10 +322,10 @@ TEST(MemoryTest, ACacheOfItsLengthIsTheSame) {
 TEST(LanguageModelTest, LossesOfTheLastTokens) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = torch::randint(256, {2, 25}, torch::kLong);
-  for (const char* position :
-       {"rope+hype:tau=learned", "sinusoidal", "conv:kernel=5:groups=4", "t5", "transformer_xl",
-        "forget", "relative:max_offset=9:values=true", "content_bias:extent=4"}) {
-    LanguageModel model = WithTables(SmallModel("dot", position));
+  for (const auto& [similarity, position] :
+       WithTextPositions({"dot"}, {"rope+hype:tau=learned", "conv:kernel=5:groups=4",
+                                   "relative:max_offset=9:values=true", "content_bias:extent=4"})) {
+    LanguageModel model = WithTables(SmallModel(similarity, position));
     const torch::Tensor logits = model->forward(tokens.narrow(1, 0, 24));
     const torch::Tensor all =
         -torch::log_softmax(logits, 2).gather(2, tokens.narrow(1, 1, 24).unsqueeze(2)).squeeze(2);
@@ -346,8 +361,10 @@ TEST(MemoryTest, OneLayerSeesTheSegmentAndTheTokensBefore) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor tokens = torch::randint(256, {2, 40}, torch::kLong);
   constexpr int64_t kMemory = 5;
-  for (const char* position :
-       {"rope", "alibi", "t5", "hype", "kerple", "relative:max_offset=9", "transformer_xl"}) {
+  for (const CatalogueEntry& entry : TextPositions()) {
+    const std::string& position = entry.name;
+    // Only offsets determine these scores, so a later text may begin at position 0.
+    if (!SeesOrder(entry) || entry.role == CatalogueEntry::Role::kEmbedding) continue;
     LanguageModelOptions options = SmallModel("dot", position);
     options.depth = 1;
     LanguageModel model = WithTables(options);

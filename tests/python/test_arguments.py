@@ -16,6 +16,7 @@ from gnomon.lab.models import LanguageModel
 B, H, L, D = 2, 4, 6, 8
 
 SIMILARITIES = {
+    "cosine": (similarity.Cosine, 0.5),
     "laplacian": (similarity.Laplacian, 0.5),
     "gaussian": (similarity.Gaussian, 0.5),
     "umbral": (similarity.Umbral, 0.5),
@@ -49,6 +50,8 @@ POSITIONS = {
     "kerple's r1": (lambda r1: position.Kerple(r1, 0.7), 0.5),
     "kerple's r2": (lambda r2: position.Kerple(0.5, r2), 0.7),
     "kerple's r2, power": (lambda r2: position.Kerple(0.5, r2, "power"), 0.7),
+    "sandwich": (position.Sandwich, 0.5),
+    "scalable softmax": (position.ScalableSoftmax, 0.5),
     "alibi on a grid": (lambda slopes: on_grid(position.ALiBi(slopes)), 0.5),
     "hype on a grid": (lambda tau: on_grid(position.HyPE(tau, 0.1)), 0.5),
     "kerple on a grid": (lambda r1: on_grid(position.Kerple(r1, 0.7)), 0.5),
@@ -93,6 +96,17 @@ HEAD_VALUES = {
     **{f"{name} in a graph": (of_graph, *case) for name, case in SIMILARITIES.items()},
     **{name: (of_position, *case) for name, case in POSITIONS.items()},
 }
+
+
+def test_all_terms_with_values_of_heads_are_covered():
+    covered = {type(make(number)) for _, make, number in HEAD_VALUES.values()}
+    catalogue = gnomon.catalogue()
+    for module, entries in zip(
+        (similarity, position), (catalogue["similarities"], catalogue["positions"]), strict=True
+    ):
+        for entry in entries:
+            if any(p["kind"] == "per_head" for p in entry["parameters"]) and not entry["library"]:
+                assert getattr(module, entry["class_name"]) in covered
 
 
 def gradient_of(call, make, value):

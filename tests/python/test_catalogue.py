@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from formulas import SIMILARITIES, Case
 from test_cli import succeed
 
 import gnomon
@@ -114,6 +115,12 @@ def test_every_term_has_a_class():
     for entry in ENTRIES:
         assert (entry["class_name"] == "") == (entry["role"] == "none")
         assert all(parameter["meaning"] for parameter in entry["parameters"]), entry["name"]
+
+
+def test_formulas_include_all_similarities():
+    terms = [entry.ours(Case(name).inputs()) for name, entry in SIMILARITIES.items()]
+    names = {entry["class_name"] for entry in CATALOGUE["similarities"]}
+    assert {type(term).__name__ for term in terms if term is not None} == names
 
 
 def test_all_offset_biases_support_an_axis():

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gnomon
 from gnomon.position import RoPE
-from gnomon.similarity import Gaussian, Penumbral, Umbral
+from gnomon.similarity import Penumbral
 
 pytestmark = pytest.mark.cpu("tests GPU code without a GPU")
 
@@ -41,11 +41,13 @@ def fake_tokens(dtype, *shape, grad=False):
     return torch.empty(shape, dtype=dtype, device="cuda", requires_grad=grad)
 
 
+# All similarities except additive, which needs head_dim 1; required arguments are 0.5.
 SIMILARITIES = {
-    "dot": None,
-    "gaussian": Gaussian(0.5),
-    "umbral": Umbral(0.5),
-    "penumbral": Penumbral(0.5),
+    entry["name"]: getattr(gnomon.similarity, entry["class_name"])(
+        *(0.5 for parameter in entry["parameters"] if parameter["argument"] == "required")
+    )
+    for entry in gnomon.catalogue()["similarities"]
+    if entry["name"] != "additive"
 }
 
 

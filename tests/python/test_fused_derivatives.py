@@ -164,6 +164,8 @@ TERMS = {
         GRID_BIAS,
     ),
 }
+# The inlined dot product and two pair functions that are called through their tables.
+# test_derivatives.py tests all similarities.
 SIMILARITIES = {None: 1.0, "gaussian": 0.3, "laplacian": 0.7}
 
 
