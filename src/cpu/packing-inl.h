@@ -46,17 +46,11 @@ inline int64_t BytesOf(TokenType type) {
 using Buffer = DoubleBuffer;
 
 // Like gnomon::Tokens, for tokens of one type.
-struct Tokens {
+struct Tokens : View<const Real> {
   static constexpr TokenType type = kOwnType;
-  const void* data = nullptr;
-  std::array<int64_t, 3> stride = {0, 0, 0};
-
-  Tokens(View<const Real> view) : data(view.data), stride(view.stride) {}  // NOLINT: implicit
-  Tokens(const void* numbers, std::array<int64_t, 3> strides) : data(numbers), stride(strides) {}
-
-  const void* row(int64_t b, int64_t h, int64_t i) const {
-    return static_cast<const Real*>(data) + (b * stride[0] + h * stride[1] + i * stride[2]);
-  }
+  Tokens(View<const Real> view) : View(view) {}  // NOLINT: implicit
+  Tokens(const Real* numbers, std::array<int64_t, 3> strides) : View{numbers, strides} {}
+  const void* row(int64_t b, int64_t h, int64_t i) const { return View::row(b, h, i); }
 };
 
 // Doubles are never multiplied as pairs of bfloat16 numbers, so these functions are not called.

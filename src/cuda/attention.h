@@ -7,7 +7,6 @@
 #ifndef GNOMON_SRC_CUDA_ATTENTION_H_
 #define GNOMON_SRC_CUDA_ATTENTION_H_
 
-#include <array>
 #include <cstdint>
 #include <string>
 
@@ -18,11 +17,8 @@ namespace gnomon::cuda {
 
 using Element = TokenType;
 
-// A (batch, head, row, column) array with contiguous columns. Strides are in elements.
-struct Tensor {
-  void* data = nullptr;
-  std::array<int64_t, 3> stride = {0, 0, 0};
-};
+// An array of the call's element type.
+using Tensor = View<void>;
 
 // The operator's input. Pointers are device pointers; layouts are host objects. Tokens and values
 // have the element type of x. relative.query, an array of floats, is ignored in favour of
