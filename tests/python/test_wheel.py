@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cpu("starts its own processes")
 BUILD = ROOT / "build"
 
 
-def unpack(project, component, folder):
+def unpack(project, folder):
     """Fills a folder like pip does with a project's wheel, without recompiling anything."""
     command = [sys.executable, "-m", "pip", "wheel", str(project), "--quiet", "--no-deps"]
     command += [
@@ -35,6 +35,8 @@ def unpack(project, component, folder):
     with zipfile.ZipFile(wheel) as content:
         content.extractall(folder)
     wheel.unlink()
+    settings = (project / "pyproject.toml").read_text(encoding="utf-8")
+    (component,) = re.findall(r'^install.components = \["(\w+)"\]$', settings, re.MULTILINE)
     cmake = pathlib.Path(sys.executable).with_name("cmake")
     install = [cmake, "--install", BUILD, "--component", component, "--prefix", folder]
     subprocess.run(list(map(str, install)), check=True, stdout=subprocess.DEVNULL)
@@ -44,7 +46,7 @@ def unpack(project, component, folder):
 def library(tmp_path_factory):
     """The files of the library's wheel."""
     folder = tmp_path_factory.mktemp("library")
-    unpack(ROOT, "python", folder)
+    unpack(ROOT, folder)
     return folder
 
 
@@ -53,7 +55,7 @@ def site(library, tmp_path_factory):
     """A folder in which both wheels are installed."""
     site = tmp_path_factory.mktemp("both") / "site"
     shutil.copytree(library, site)
-    unpack(ROOT / "lab", "lab", site)
+    unpack(ROOT / "lab", site)
     return site
 
 
@@ -105,7 +107,7 @@ def test_the_wheels_share_no_file_and_the_library_has_nothing_of_the_lab(library
         files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
         return {str(file) for file in files if not file.parts[0].endswith(".dist-info")}
 
-    unpack(ROOT / "lab", "lab", tmp_path)
+    unpack(ROOT / "lab", tmp_path)
     assert not names(library) & names(tmp_path)
     assert names(library) | names(tmp_path) == names(site)
     for name in names(library):
