@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, NamedTuple
 
 from gnomon._checks import wrong_type
-from gnomon._library import ops
+from gnomon._library import answer, ops, query
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
@@ -26,7 +25,7 @@ def catalogue() -> dict[str, list[dict[str, Any]]]:
         >>> [entry["name"] for entry in gnomon.catalogue()["similarities"]][:3]
         ['dot', 'additive', 'cosine']
     """
-    found: dict[str, list[dict[str, Any]]] = json.loads(ops.catalogue())
+    found: dict[str, list[dict[str, Any]]] = query("catalogue")
     return found
 
 
@@ -64,6 +63,7 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
     if not isinstance(path, (str, os.PathLike)):
         raise wrong_type("load_terms", "path", path, "a path")
     names: list[str] = ops.load_terms(os.fspath(path))
+    answer.cache_clear()
     _ENTRIES.update(_entries_by_name())
     return names
 
@@ -121,8 +121,8 @@ class Component(NamedTuple):
 def components_of(spec: str) -> list[Component]:
     """Splits a sum into its terms. Unknown names are accepted."""
     return [
-        Component(name, dict(option.split("=", 1) for option in options), text, tuple(grid))
-        for name, options, text, grid in zip(*ops.components(spec), strict=True)
+        Component(name, dict(options), text, tuple(grid))
+        for name, options, text, grid in query("components", spec)
     ]
 
 
@@ -142,9 +142,8 @@ class ModuleTensor(NamedTuple):
 
 def module_tensors(similarity: str, position: str) -> list[ModuleTensor]:
     """Lists the tensors of a module with these specifications, in the module's order."""
-    names, places, *rest = ops.module_tensor_origins(similarity, position)
     components = components_of(position) + components_of(similarity)  # the similarity has index -1
     return [
         ModuleTensor(name, components[place], *its)
-        for name, place, *its in zip(names, places, *rest, strict=True)
+        for name, place, *its in query("module_tensor_origins", similarity, position)
     ]

@@ -1,8 +1,11 @@
 """Loads the operator library for the installed PyTorch release."""
 
+import functools
+import json
 import pathlib
 import re
 import sys
+from typing import Any
 
 import torch
 
@@ -31,3 +34,15 @@ except OSError as error:
 
 ops = torch.ops.gnomon
 VERSION: str = _build.VERSION
+
+
+@functools.lru_cache
+def answer(question: str, *arguments: object) -> str:
+    """Returns the answer to a query as JSON; load_terms() clears the cache."""
+    text: str = ops.query(question, json.dumps(arguments))
+    return text
+
+
+def query(question: str, *arguments: object) -> Any:
+    """Answers a question about specifications; src/ops/library.cc lists the questions."""
+    return json.loads(answer(question, *arguments))

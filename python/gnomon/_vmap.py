@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon._library import ops
+from gnomon._library import ops, query
 
 # Batch axis of each argument of the operators for token maps and causal sums.
 _BATCH = {
@@ -171,7 +171,7 @@ def _favor_projection(info: Any, in_dims: Sequence[Any], like: Tensor, *args: An
 
 def _rules_of(name: str) -> list[_Rule]:
     """Returns an operator's forward and backward rules, which fold samples into the head axis."""
-    axes = dict(zip(*ops.operator_axes(name), strict=True))
+    axes: dict[str, str] = dict(query("operator_axes", name))
     heads = {
         argument: next((n for n, axis in enumerate(of) if axis[-1] in "HG"), None)
         for argument, of in ((argument, letters.split()) for argument, letters in axes.items())

@@ -17,7 +17,7 @@ import torch
 from gnomon import _build
 from gnomon._command_line import Parser, failure
 from gnomon._files import cache_folder
-from gnomon._library import LIBRARIES, VERSION, ops
+from gnomon._library import LIBRARIES, VERSION, query
 from gnomon._output import checked_output
 
 __all__ = ["collect"]
@@ -44,7 +44,7 @@ def collect() -> dict[str, Any]:
         >>> gnomon.info.collect()["gnomon"] == gnomon.__version__
         True
     """
-    target, targets = ops.instruction_sets()
+    target, targets = query("instruction_sets")
     names = sorted(name for name in os.environ if name.startswith("GNOMON_") or name in VARIABLES)
     return {
         "gnomon": VERSION,

@@ -3,7 +3,10 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -75,32 +78,6 @@ at::Tensor WeightsOfModule(const CallArguments& call, const at::Tensor& q, const
                                 value_dim, call);
 }
 
-bool GoesByLength(const std::string& position) {
-  const std::vector<Component> components = ParseSum(position);
-  return std::any_of(components.begin(), components.end(), [](const Component& component) {
-    return FindPosition(component).GoesByLength(component);
-  });
-}
-
-std::tuple<std::vector<std::string>, std::vector<std::string>> AxesOfOperator(
-    const std::string& name) {
-  TORCH_CHECK_VALUE(name == OperatorArguments::kName || name == GraphArguments::kName,
-                    "gnomon: operator is \"", name, "\"; expected ", OperatorArguments::kName,
-                    " or ", GraphArguments::kName);
-  return name == GraphArguments::kName ? NamedAxes<GraphArguments>()
-                                       : NamedAxes<OperatorArguments>();
-}
-
-std::optional<int64_t> AxisOfCall(const std::string& argument, const std::string& letter,
-                                  int64_t axes) {
-  const auto fields = CallArguments::Fields();
-  const auto* field = std::find_if(fields.begin(), fields.end(),
-                                   [&](const ArgumentField& its) { return its.name == argument; });
-  TORCH_CHECK_VALUE(field != fields.end() && letter.size() == 1, "gnomon: argument is \"", argument,
-                    "\" and letter \"", letter, "\"; expected a call argument and a single letter");
-  return AxisOf(field->shape.text, letter[0], axes);
-}
-
 // A member's initial value, as written in a schema.
 template <class Member>
 std::string DefaultText(const Member& value) {
@@ -152,52 +129,12 @@ std::tuple<std::vector<std::string>, std::vector<at::Tensor>, c10::List<bool>> T
   return {names, starts, learned};
 }
 
-std::tuple<std::vector<std::string>, std::vector<int64_t>, std::vector<std::string>,
-           std::vector<std::string>, std::vector<std::string>>
-OriginsOfTensors(const std::string& similarity, const std::string& position) {
-  std::vector<std::string> names;
-  std::vector<int64_t> components;
-  std::vector<std::string> parameters;
-  std::vector<std::string> parts;
-  std::vector<std::string> indices;
-  for (TensorOrigin& origin : TensorOrigins(*ModuleTerms::Of(similarity, position))) {
-    names.push_back(std::move(origin.name));
-    components.push_back(origin.component);
-    parameters.push_back(origin.parameter->name);
-    parts.emplace_back(PartName(origin.part));
-    indices.emplace_back(IndexName(origin.index));
-  }
-  return {names, components, parameters, parts, indices};
-}
-
-std::tuple<int64_t, int64_t, int64_t, int64_t> CheckedSizes(const std::string& similarity,
-                                                            int64_t embed_dim, int64_t num_heads,
-                                                            std::optional<int64_t> kv_heads,
-                                                            std::optional<int64_t> qk_dim,
-                                                            std::optional<int64_t> kdim,
-                                                            std::optional<int64_t> vdim) {
-  const ModuleSizes sizes =
-      SizesOfModule(similarity, embed_dim, num_heads, kv_heads, qk_dim, kdim, vdim);
-  return {sizes.key_heads, sizes.head_dim, sizes.key_dim, sizes.value_dim};
-}
-
 std::tuple<std::vector<at::Tensor>, std::vector<int64_t>> ProjectionsOfModule(
     const std::string& similarity, const std::string& position, int64_t num_heads,
     at::TensorList tensors, const at::Tensor& query, const at::Tensor& key) {
   ProjectedTensors call =
       ProjectTokens(*ModuleTerms::Of(similarity, position), num_heads, tensors, query, key);
   return {std::move(call.tensors), std::move(call.of_keys)};
-}
-
-std::tuple<std::vector<std::string>, std::vector<std::string>, std::optional<int64_t>>
-EncodingsOfTokens(const std::string& position, int64_t max_length) {
-  std::vector<std::string> names;
-  std::vector<std::string> specs;
-  for (const Component& component : TokenEncodings(position, max_length)) {
-    names.push_back(component.name());
-    specs.push_back(component.Text());
-  }
-  return {names, specs, LongestSequence(ParseSum(position), max_length)};
 }
 
 std::tuple<std::vector<std::string>, std::vector<at::Tensor>, std::optional<int64_t>, int64_t>
@@ -229,25 +166,126 @@ LearnedOfModule(const std::string& similarity, const std::string& position, int6
   return {names, values, starts};
 }
 
-std::tuple<std::vector<std::string>, std::vector<std::vector<std::string>>,
-           std::vector<std::string>, std::vector<std::vector<int64_t>>>
-ComponentsOf(const std::string& specification) {
-  std::vector<std::string> names;
-  std::vector<std::vector<std::string>> options;
-  std::vector<std::string> specifications;
-  std::vector<std::vector<int64_t>> grids;
+// Answers to questions about specifications and argument lists, as JSON.
+using Json = nlohmann::json;
+
+Json OrNull(const std::optional<int64_t>& number) { return number ? Json(*number) : Json(); }
+
+Json AxisOfCall(const std::string& argument, const std::string& letter, int64_t axes) {
+  const auto fields = CallArguments::Fields();
+  const auto* field = std::find_if(fields.begin(), fields.end(),
+                                   [&](const ArgumentField& its) { return its.name == argument; });
+  TORCH_CHECK_VALUE(field != fields.end() && letter.size() == 1, "gnomon: argument is \"", argument,
+                    "\" and letter \"", letter, "\"; expected a call argument and a single letter");
+  return OrNull(AxisOf(field->shape.text, letter[0], axes));
+}
+
+Json Components(const std::string& specification) {
+  Json components = Json::array();
   for (const Component& component : ParseSum(specification)) {
-    names.push_back(component.name());
-    specifications.push_back(component.Text());
-    std::vector<std::string>& its = options.emplace_back();
-    for (const auto& [key, value] : component.options()) its.push_back(key + "=" + value);
-    std::vector<int64_t>& numbers = grids.emplace_back();
+    Json& numbers =
+        components.emplace_back(Json{component.name(), component.options(), component.Text()})
+            .emplace_back(Json::array());
     if (const std::optional<TokenGrid> grid = TokenGrid::Find(component)) {
-      numbers = {grid->prefix()};
-      numbers.insert(numbers.end(), grid->shape().begin(), grid->shape().end());
+      numbers = grid->shape();
+      numbers.insert(numbers.begin(), grid->prefix());
     }
   }
-  return {names, options, specifications, grids};
+  return components;
+}
+
+Json GoesByLength(const std::string& position) {
+  const std::vector<Component> components = ParseSum(position);
+  return std::any_of(components.begin(), components.end(), [](const Component& component) {
+    return FindPosition(component).GoesByLength(component);
+  });
+}
+
+Json HeightCoordinate(const std::string& similarity) {
+  const Component component = Component::Parse(similarity);
+  const SimilarityEntry& entry = FindSimilarity(component);
+  if (!entry.HasHeight(component)) return nullptr;
+  return entry.HeightIsFirst(component) ? 0 : -1;
+}
+
+Json OriginsOfTensors(const std::string& similarity, const std::string& position) {
+  Json origins = Json::array();
+  for (const TensorOrigin& its : TensorOrigins(*ModuleTerms::Of(similarity, position))) {
+    origins.push_back(
+        {its.name, its.component, its.parameter->name, PartName(its.part), IndexName(its.index)});
+  }
+  return origins;
+}
+
+Json PointsOption(const std::string& similarity) {
+  const Component component = Component::Parse(similarity);
+  const Parameter* parameter = FindSimilarity(component).points_parameter(component);
+  return parameter == nullptr ? "" : parameter->name + "=" + parameter->points;
+}
+
+Json EncodingsOfTokens(const std::string& position, int64_t max_length) {
+  Json encodings = Json::array();
+  for (const Component& component : TokenEncodings(position, max_length)) {
+    encodings.push_back(Json::array({component.name(), component.Text()}));
+  }
+  return Json::array({encodings, OrNull(LongestSequence(ParseSum(position), max_length))});
+}
+
+Json CheckedSizes(const Json& of) {
+  const auto size = [&](size_t n) {
+    return of[n].is_null() ? std::nullopt : std::optional<int64_t>(of[n]);
+  };
+  const ModuleSizes sizes = SizesOfModule(of[0], of[1], of[2], size(3), size(4), size(5), size(6));
+  return {sizes.key_heads, sizes.head_dim, sizes.key_dim, sizes.value_dim};
+}
+
+// The answer to a question, given a JSON array of arguments. Answers change only with LoadTerms.
+std::string Query(const std::string& question, const std::string& arguments) {
+  // The catalogue (gnomon/catalogue.h).
+  if (question == "catalogue") return CatalogueJson();
+  static const std::map<std::string, Json (*)(const Json&)> answers = {
+      {"attention_position", [](const Json& of) -> Json { return AttentionPosition(of[0]); }},
+      // The query axis ("Q") or key axis ("K") of a call argument with the given rank, counted from
+      // the end; null if it has none.
+      {"axis_of_call", [](const Json& of) { return AxisOfCall(of[0], of[1], of[2]); }},
+      // For each component of a sum: its name, options, specification, and the prefix and sizes of
+      // its grid, if any.
+      {"components", [](const Json& of) { return Components(of[0]); }},
+      // Whether a position depends on the call's sequence length.
+      {"goes_by_length", [](const Json& of) { return GoesByLength(of[0]); }},
+      // The index of the token coordinate that is a height or a time: -1 (last) or 0 (first); null
+      // if there is none.
+      {"height_coordinate", [](const Json& of) { return HeightCoordinate(of[0]); }},
+      // The CPU kernels' instruction set, and all that this machine supports.
+      {"instruction_sets", [](const Json&) { return Json::array({CurrentTarget(), Targets()}); }},
+      {"layer_positions", [](const Json& of) -> Json { return LayerPositions(of[0]); }},
+      {"module_has_projections", [](const Json& of) -> Json { return HasProjections(of[0]); }},
+      // kv_heads, qk_dim, kdim and vdim of a module.
+      {"module_sizes", CheckedSizes},
+      // For each tensor of module_tensors: its name; the index of its component in the position, or
+      // -1 for the similarity; its parameter; its part of the parameter, "value", "start", "theta",
+      // "weight" or "bias"; and for a table, the kind of its index in the catalogue, otherwise "".
+      {"module_tensor_origins", [](const Json& of) { return OriginsOfTensors(of[0], of[1]); }},
+      {"module_turns_keys_once",
+       [](const Json& of) -> Json { return TurnsKeysOnce(*ModuleTerms::Of(of[0], of[1])); }},
+      // The axes of the tensors that a fused operator takes and returns, for vmap's rules: one
+      // letter per axis, preceded by "1|" if the axis may have length 1.
+      {"operator_axes",
+       [](const Json& of) -> Json {
+         return of[0] == GraphArguments::kName ? NamedAxes<GraphArguments>()
+                                               : NamedAxes<OperatorArguments>();
+       }},
+      // The option that makes a similarity accept points as tokens, such as "map=none"; "" if there
+      // is none.
+      {"points_option", [](const Json& of) { return PointsOption(of[0]); }},
+      {"rms_norm_epsilon", [](const Json&) -> Json { return kRMSNormEpsilon; }},
+      // The name and specification of each component that is added to embeddings, and the longest
+      // sequence, or null.
+      {"token_encodings", [](const Json& of) { return EncodingsOfTokens(of[0], of[1]); }},
+  };
+  const auto answer = answers.find(question);
+  TORCH_CHECK_VALUE(answer != answers.end(), "gnomon: unknown question \"", question, "\"");
+  return answer->second(Json::parse(arguments)).dump();
 }
 
 at::Tensor AggregateCentroid(const at::Tensor& o, const at::Tensor& q,
@@ -261,19 +299,6 @@ at::Tensor LorentzLift(const at::Tensor& x, const OptionalTensor& c, double numb
 
 at::Tensor LorentzCentroidOf(const at::Tensor& points, const OptionalTensor& c, double number) {
   return lorentz::centroid(points, c ? HeadValue(*c) : HeadValue(number));
-}
-
-std::optional<int64_t> HeightCoordinate(const std::string& similarity) {
-  const Component component = Component::Parse(similarity);
-  const SimilarityEntry& entry = FindSimilarity(component);
-  if (!entry.HasHeight(component)) return std::nullopt;
-  return entry.HeightIsFirst(component) ? 0 : -1;
-}
-
-std::string PointsOption(const std::string& similarity) {
-  const Component component = Component::Parse(similarity);
-  const Parameter* parameter = FindSimilarity(component).points_parameter(component);
-  return parameter == nullptr ? "" : parameter->name + "=" + parameter->points;
 }
 
 std::vector<at::Tensor> TensorsOfSimilarity(const at::Tensor& q, const std::string& similarity,
@@ -340,16 +365,12 @@ void ForCompositions(const Add& add) {
           call + ") -> Tensor",
       kFlat<AttentionOfModule>);
   // Like module_attention, for keys that module_turned_keys has rotated; new_keys are rotated here
-  // and overwrite the last rows of k. Caches store rotated keys if module_turns_keys_once returns
-  // true.
+  // and overwrite the last rows of k. Caches store rotated keys if the query module_turns_keys_once
+  // returns true.
   add("module_attention_of_turned_keys(Tensor q, Tensor(a!) k, Tensor v, str similarity, "
       "str position, Tensor[] tensors, Tensor? new_keys, " +
           call + ") -> Tensor",
       kFlat<AttentionOfTurnedKeys>);
-  add("module_turns_keys_once(str similarity, str position) -> bool",
-      [](const std::string& similarity, const std::string& position) {
-        return TurnsKeysOnce(*ModuleTerms::Of(similarity, position));
-      });
   add("module_turned_keys(Tensor k, str similarity, str position, int num_heads, SymInt first, "
       "Tensor? positions=None) -> Tensor",
       [](const at::Tensor& k, const std::string& similarity, const std::string& position,
@@ -368,21 +389,11 @@ void ForCompositions(const Add& add) {
       "int value_dim, int max_length, int query_tokens, int key_tokens, Tensor[] given) -> "
       "(str[], Tensor[], bool[])",
       TensorsOfModule);
-  // For each tensor of module_tensors: its name; the index of its component in the position, or -1
-  // for the similarity; its parameter; its part of the parameter, "value", "start", "theta",
-  // "weight" or "bias"; and for a table, the kind of its index in the catalogue, otherwise "".
-  add("module_tensor_origins(str similarity, str position) -> "
-      "(str[] names, int[] components, str[] parameters, str[] parts, str[] indices)",
-      OriginsOfTensors);
-  add("module_has_projections(str position) -> bool", HasProjections);
   // The tensors of a module for one call, including projections of its tokens, and the indices of
   // the tensors that belong to keys.
   add("module_projections(str similarity, str position, int num_heads, Tensor[] tensors, "
       "Tensor query, Tensor key) -> (Tensor[] tensors, int[] of_keys)",
       ProjectionsOfModule);
-  add("module_sizes(str similarity, int embed_dim, int num_heads, int? kv_heads, int? qk_dim, "
-      "int? kdim, int? vdim) -> (int kv_heads, int qk_dim, int kdim, int vdim)",
-      CheckedSizes);
   add("check_module(str module, float dropout, float tolerance=0, bool sink=False, "
       "bool gate=False, bool qk_norm=False, str position='none') -> ()",
       [](const std::string& module, double dropout, double tolerance, bool sink, bool gate,
@@ -393,33 +404,13 @@ void ForCompositions(const Add& add) {
   // module_tensors(similarity, "none", ...).
   add("module_similarity(Tensor q, str similarity, Tensor[] tensors) -> Tensor[]",
       TensorsOfSimilarity);
-  add("rms_norm_epsilon() -> float", [] { return kRMSNormEpsilon; });
   add("module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
       "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
       LearnedOfModule);
   add("learned_number(Tensor start, Tensor theta) -> Tensor", LearnedNumber);
-  add("attention_position(str position) -> str", AttentionPosition);
-  add("layer_positions(str pattern) -> str[]", LayerPositions);
-  // The catalogue (gnomon/catalogue.h) as JSON.
-  add("catalogue() -> str", CatalogueJson);
+  // Answers a question about specifications (Query).
+  add("query(str question, str arguments) -> str", Query);
   add("load_terms(str path) -> str[]", LoadTerms);
-  // The components of a sum: their names, options (each "key=value") and specifications, and the
-  // prefix and sizes of each component's grid, if any.
-  add("components(str specification) -> "
-      "(str[] names, str[][] options, str[] specifications, int[][] grids)",
-      ComponentsOf);
-  // The index of the token coordinate that is a height or a time: -1 (last) or 0 (first); None if
-  // there is none.
-  add("height_coordinate(str similarity) -> int?", HeightCoordinate);
-  // The option that makes a similarity accept points as tokens, such as "map=none"; "" if there is
-  // none.
-  add("points_option(str similarity) -> str", PointsOption);
-  // The query axis ("Q") or key axis ("K") of a call argument with the given rank, counted from the
-  // end; None if it has none.
-  add("axis_of_call(str argument, str letter, int axes) -> int?", AxisOfCall);
-  // Whether a position depends on the call's sequence length.
-  add("goes_by_length(str position) -> bool", GoesByLength);
-  add("token_encodings(str position, int max_length) -> (str[], str[], int?)", EncodingsOfTokens);
   add("token_encoding_tensors(str spec, int dim, bool causal) -> "
       "(str[] names, Tensor[] starts, int? max_length, int history)",
       TensorsOfEncoding);
@@ -465,13 +456,6 @@ TORCH_LIBRARY(gnomon, m) {
   m.def(GraphOperator::BackwardSchema().c_str());
   m.def(GraphOperator::JvpSchema().c_str());
   m.def(GraphOperator::BackwardJvpSchema().c_str());
-  // The axes of the tensors that these operators take and return, for vmap's rules: one letter per
-  // axis, preceded by "1|" if the axis may have length 1.
-  m.def("operator_axes(str operator) -> (str[] names, str[] axes)", AxesOfOperator);
-  // The instruction set that the CPU kernels use, and all instruction sets that this machine
-  // supports.
-  m.def("instruction_sets() -> (str, str[])",
-        [] { return std::tuple(CurrentTarget(), Targets()); });
   // Cone tokens (ops/geometry/cone_map.h): x, row_scalars, y and column_scalars.
   m.def(
       "cone_map(Tensor q, Tensor k, str function, str map, float r) -> "

@@ -218,7 +218,6 @@ COMPOSITE_CHECKS = {
         ops.module_turned_keys,
         (q, "dot", "rope", 2, 3, torch.arange(9)),
     ),
-    "module_turns_keys_once": lambda q: (ops.module_turns_keys_once, ("dot", "rope")),
     "t5_bucket": lambda q: (ops.t5_bucket, (torch.arange(-200, 200), True, 32, 128)),
     "module_attention on a grid": lambda q: (
         ops.module_attention,
@@ -293,20 +292,15 @@ COMPOSITE_CHECKS = {
         (q, torch.rand(2, requires_grad=True), 1.0),
     ),
     "learned_number": lambda q: (ops.learned_number, (q, q.detach())),
-    "layer_positions": lambda q: (ops.layer_positions, ("rope;none",)),
     "add_sink": lambda q: (
         ops.add_sink,
         (q, torch.randn(1, 2, 9, requires_grad=True), torch.zeros(2, requires_grad=True)),
     ),
-    "operator_axes": lambda q: (ops.operator_axes, ("graph",)),
-    "instruction_sets": lambda q: (ops.instruction_sets, ()),
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
-    "module_sizes": lambda q: (ops.module_sizes, ("additive", 8, 2, None, None, 16, None)),
     "check_module": lambda q: (
         ops.check_module,
         ("gnomon.nn.M", 0.5, 0.0, True, True, True, "rope"),
     ),
-    "module_tensor_origins": lambda q: (ops.module_tensor_origins, ("umbral", "rope+t5+t5")),
     "module_similarity": lambda q: (
         ops.module_similarity,
         (
@@ -314,11 +308,8 @@ COMPOSITE_CHECKS = {
             [torch.ones(()), *(torch.rand(2, requires_grad=True) for _ in range(2))],
         ),
     ),
-    "points_option": lambda q: (ops.points_option, ("umbral:map=none",)),
-    "rms_norm_epsilon": lambda q: (ops.rms_norm_epsilon, ()),
     # Other similarities measure their initial gamma, which requires tensors with data.
     "module_tensors": lambda q: (ops.module_tensors, ("dot", "rope+t5", 2, 4, 4, 16, 8, 8, [])),
-    "module_has_projections": lambda q: (ops.module_has_projections, ("rope+forget",)),
     "module_projections": lambda q: (
         ops.module_projections,
         *(
@@ -353,13 +344,7 @@ COMPOSITE_CHECKS = {
             *call(causal=True),
         ),
     ),
-    "catalogue": lambda q: (ops.catalogue, ()),
-    "components": lambda q: (ops.components, ("rope:base=10+alibi",)),
-    "goes_by_length": lambda q: (ops.goes_by_length, ("alibi+rope:scaling=dynamic",)),
-    "axis_of_call": lambda q: (ops.axis_of_call, ("sink", "Q", 3)),
-    "height_coordinate": lambda q: (ops.height_coordinate, ("penumbral",)),
-    "attention_position": lambda q: (ops.attention_position, ("learned+alibi",)),
-    "token_encodings": lambda q: (ops.token_encodings, ("learned+alibi+conv:kernel=3", 16)),
+    "query": lambda q: (ops.query, ("layer_positions", '["rope;none"]')),
     "token_encoding_tensors": lambda q: (
         ops.token_encoding_tensors,
         ("conv:kernel=3:groups=2", 4, True),

@@ -15,7 +15,7 @@ from gnomon import position as position_terms
 from gnomon import similarity as similarity_terms
 from gnomon._attention import lower
 from gnomon._catalogue import components_of
-from gnomon._library import ops
+from gnomon._library import ops, query
 from gnomon._terms import Term
 from gnomon.distributed._parts import NAME, Parts, Piece
 
@@ -54,7 +54,7 @@ def check_position(term: position_terms.Specified) -> None:
                 f"gnomon.{NAME}: position is {component.spec}, whose {min(rows)} has a row for "
                 "each token of the whole sequence; rotate q and k before the call instead"
             )
-    if ops.goes_by_length(term.spec):
+    if query("goes_by_length", term.spec):
         raise NotImplementedError(
             f"gnomon.{NAME}: position is {term.spec}, which depends on the length of the "
             "call; expected a rotation that does not depend on it"
@@ -73,10 +73,9 @@ def _name_and_indices(spec: str) -> tuple[str, tuple[str | None, ...]]:
     return component.name, tuple(indices.get(tensor) for tensor in component.tensors)
 
 
-@functools.cache
 def _axis(argument: str, letter: str, axes: int) -> int | None:
     """Returns the negative index of an argument's query or key axis (`letter`), or None."""
-    axis: int | None = ops.axis_of_call(argument, letter, axes)
+    axis: int | None = query("axis_of_call", argument, letter, axes)
     return axis
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gnomon._attention import AttentionArguments, attention, lower_call, passed
 from gnomon._catalogue import components_of, module_tensors
 from gnomon._checks import Device, as_autocast
-from gnomon._library import ops
+from gnomon._library import ops, query
 from gnomon._terms import to_spec
 from gnomon.nn._held_terms import set_start
 from gnomon.position import Position, Sum
@@ -26,7 +26,7 @@ def check_similarity(operator: str, spec: str) -> None:
 
     A model's linear projections do not produce such points.
     """
-    if option := ops.points_option(spec):
+    if option := query("points_option", spec):
         (component,) = components_of(spec)
         raise ValueError(
             f"{operator}: {spec!r}: {option} expects queries and keys that are already points in "
@@ -44,7 +44,7 @@ def check_position(operator: str, spec: str) -> None:
                 "model computes; expected a position that acts in attention, such as 'alibi', "
                 "'rope' or 'sink'"
             )
-    if ops.module_has_projections(spec):
+    if query("module_has_projections", spec):
         raise NotImplementedError(
             f"{operator}: position {spec!r} projects the tokens of a layer, but only queries and "
             "keys are available here; use gnomon.nn.MultiheadAttention"
@@ -144,7 +144,7 @@ class LearnedSimilarity(_Terms):
         #: The specification for the module operator.
         self.module_spec = spec
         #: The coordinate that is a height and must not be rotated: -1 (last), 0 (first), or None.
-        self.height: int | None = ops.height_coordinate(spec)
+        self.height: int | None = query("height_coordinate", spec)
         #: Whether the model's scale applies.
         self.takes_scale: bool = component.entry["takes_scale"]
 

@@ -18,7 +18,7 @@ from gnomon._checks import (
     check_optional_integer,
     check_tensors,
 )
-from gnomon._library import ops
+from gnomon._library import ops, query
 from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
 from gnomon.nn._caches import KVCache
@@ -114,7 +114,7 @@ class Attention(HeldTerms):
         ops.check_module(
             f"gnomon.{_NAME}", self.dropout, self.tolerance, has_sink, position=position_spec
         )
-        if self.token_dim is None and ops.module_has_projections(position_spec):
+        if self.token_dim is None and query("module_has_projections", position_spec):
             raise ValueError(
                 f"gnomon.{_NAME}: position is {position_spec!r}, which projects tokens, but "
                 "token_dim is None; expected the embedding dimension of the tokens"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnomon._catalogue import components_of, module_tensors
 from gnomon._checks import wrong_type
-from gnomon._library import ops
+from gnomon._library import query
 from gnomon._terms import check_shape, to_spec
 from gnomon.nn._held_terms import HeldTerms
 from gnomon.nn._token_encodings import TokenEncoding, TokenPosition
@@ -149,7 +149,7 @@ def resize_grid(module: torch.nn.Module, shape: Sequence[int]) -> torch.nn.Modul
             part.max_length = TokenEncoding(spec, part.dim, part.causal, "meta").max_length
     for part in parts:
         if isinstance(part, TokenPosition):
-            _, _, end = ops.token_encodings(part.position, 1)
+            _, end = query("token_encodings", part.position, 1)
             ends = [encoding.max_length for encoding in part.children()]
             part.max_length = min((n for n in [end, *ends] if n is not None), default=None)
     return module

@@ -13,7 +13,7 @@ from torch import Tensor
 from gnomon._attention import UNSET, MaskArguments, lower_call, passed
 from gnomon._catalogue import Component, components_of
 from gnomon._checks import Device, by_default, wrong_type
-from gnomon._library import ops
+from gnomon._library import ops, query
 from gnomon.nn._caches import KVCache, place_tokens
 
 
@@ -153,8 +153,8 @@ class HeldTerms(torch.nn.Module):
         self._term_sizes = sizes
         with named_as(type(self).__name__, self._head_dim_name):
             names, starts, learned = ops.module_tensors(similarity, position, *sizes, given)
-        self._has_projections: bool = ops.module_has_projections(position)
-        self._turns_keys_once: bool = ops.module_turns_keys_once(similarity, position)
+        self._has_projections: bool = query("module_has_projections", position)
+        self._turns_keys_once: bool = query("module_turns_keys_once", similarity, position)
         self._term_names = tuple(names)
         #: Whether a term depends on the causal flag itself, not only on the mask.
         self._reads_order = any(_reads_order(component) for component in components_of(position))

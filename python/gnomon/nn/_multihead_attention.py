@@ -18,7 +18,7 @@ from gnomon._checks import (
     check_optional_integer,
     wrong_type,
 )
-from gnomon._library import ops
+from gnomon._library import ops, query
 from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
 from gnomon._varlen import nested_module
@@ -145,8 +145,8 @@ class MultiheadAttention(HeldTerms):
         )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
-        self.kv_heads, self.qk_dim, self.kdim, self.vdim = ops.module_sizes(
-            similarity_spec, embed_dim, num_heads, kv_heads, qk_dim, kdim, vdim
+        self.kv_heads, self.qk_dim, self.kdim, self.vdim = query(
+            "module_sizes", similarity_spec, embed_dim, num_heads, kv_heads, qk_dim, kdim, vdim
         )
         self.dropout = dropout
         self.tolerance = tolerance
@@ -159,7 +159,7 @@ class MultiheadAttention(HeldTerms):
         if self.gate:
             self.gate_proj = Projection(embed_dim, embed_dim, bias=bias, **made)
         if self.qk_norm:
-            epsilon = ops.rms_norm_epsilon()
+            epsilon = query("rms_norm_epsilon")
             self.q_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon, **made)
             self.k_norm = torch.nn.RMSNorm(self.qk_dim, eps=epsilon, **made)
         self._hold_terms(

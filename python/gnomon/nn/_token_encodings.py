@@ -20,7 +20,7 @@ from gnomon._checks import (
     check_tensors,
     wrong_type,
 )
-from gnomon._library import ops
+from gnomon._library import ops, query
 from gnomon._position import Position, Sum, to_positions
 from gnomon.nn._caches import TokenCache
 from gnomon.nn._checks import SPECIFICATION, check_embeddings, check_factory
@@ -42,7 +42,7 @@ def attention_position(position: str) -> str:
         'alibi'
     """
     check_string("nn.attention_position", "position", position, SPECIFICATION)
-    acts: str = ops.attention_position(position)
+    acts: str = query("attention_position", position)
     return acts
 
 
@@ -189,10 +189,10 @@ class TokenPosition(torch.nn.Module):
         self.position = position
         self.dim = dim
         count: dict[str, int] = {}
-        names, specs, end = ops.token_encodings(position, max_length)
+        encodings, end = query("token_encodings", position, max_length)
         # Positions that act inside attention may also limit the length, such as ALiBi on a grid.
         ends: list[int] = [] if end is None else [end]
-        for name, spec in zip(names, specs, strict=True):
+        for name, spec in encodings:
             n = count[name] = count.get(name, -1) + 1
             encoding = TokenEncoding(spec, dim, causal, **made)
             self.add_module(f"{name}{n}", encoding)

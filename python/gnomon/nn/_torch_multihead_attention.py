@@ -17,7 +17,7 @@ from gnomon._checks import (
     check_optional_integer,
     wrong_type,
 )
-from gnomon._library import ops
+from gnomon._library import ops, query
 from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
 from gnomon.nn._checks import check_factory
@@ -108,8 +108,8 @@ class TorchMultiheadAttention(HeldTerms, torch.nn.MultiheadAttention):
         position_spec, position_tensors = Sum(to_positions(_NAME, position))._lower()
         ops.check_module(f"gnomon.{_NAME}", dropout)
         with named_as("TorchMultiheadAttention"):
-            _, width, kdim, vdim = ops.module_sizes(
-                similarity_spec, embed_dim, num_heads, None, None, kdim, vdim
+            _, width, kdim, vdim = query(
+                "module_sizes", similarity_spec, embed_dim, num_heads, None, None, kdim, vdim
             )
         if width * num_heads != embed_dim:
             raise ValueError(

@@ -538,19 +538,15 @@ class NamedGradients {
 
 // The names and axes of the tensors that the forward operator takes and returns.
 template <class Arguments>
-std::tuple<std::vector<std::string>, std::vector<std::string>> NamedAxes() {
-  std::vector<std::string> names;
-  std::vector<std::string> axes;
+std::vector<std::pair<std::string, std::string>> NamedAxes() {
+  std::vector<std::pair<std::string, std::string>> axes;
   for (const ArgumentField& field : Arguments::Fields()) {
-    if (field.kind == ArgumentKind::kOption) continue;
-    names.emplace_back(field.name);
-    axes.emplace_back(field.shape.text);
+    if (field.kind != ArgumentKind::kOption) axes.emplace_back(field.name, field.shape.text);
   }
   for (size_t n = 0; n < 3; ++n) {
-    names.emplace_back(std::array{"o", "lse", "statistics"}[n]);
-    axes.emplace_back(Arguments::kOutputs[n].text);
+    axes.emplace_back(std::array{"o", "lse", "statistics"}[n], Arguments::kOutputs[n].text);
   }
-  return {names, axes};
+  return axes;
 }
 
 // Uninitialised tensors for the needed gradients; the others are empty.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gnomon
 from gnomon._catalogue import Component, components_of, module_tensors
-from gnomon._library import ops
+from gnomon._library import query
 from gnomon.lab.inspect._model import load_model
 from gnomon.lab.inspect._pictures import Picture, colour_of_head, integer, items, new_figure, path
 from gnomon.lab.inspect._probe import biases
@@ -64,7 +64,7 @@ def turned_columns(module: MultiheadAttention) -> int:
     """Returns how many coordinates per head RoPE rotates by default, excluding a cone's height."""
     return (
         (module.qk_dim - 1) // 2 * 2
-        if ops.height_coordinate(module.similarity) is not None
+        if query("height_coordinate", module.similarity) is not None
         else module.qk_dim
     )
 

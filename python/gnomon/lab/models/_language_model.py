@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnomon._attention import Integers
 from gnomon._checks import Device, check_optional_integers, check_tensors, wrong_type
-from gnomon._library import ops
+from gnomon._library import query
 from gnomon._position import Position, Sum, to_positions
 from gnomon._similarity import Similarity, to_similarity
 from gnomon.lab._program import options as program_options
@@ -100,7 +100,7 @@ GATES = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}
 
 def _norm(options: Mapping[str, Any], made: dict[str, Any]) -> torch.nn.Module:
     if options["norm"] == "rms":
-        return torch.nn.RMSNorm(options["dim"], eps=ops.rms_norm_epsilon(), **made)
+        return torch.nn.RMSNorm(options["dim"], eps=query("rms_norm_epsilon"), **made)
     return torch.nn.LayerNorm(options["dim"], **made)
 
 
@@ -201,7 +201,7 @@ class LanguageModel(torch.nn.Module):
             self.embedding = AdaptiveEmbedding(vocabulary, dim, self._options["adaptive"], **made)
         else:
             self.embedding = _Embedding(vocabulary, dim, **made)
-        parts = ops.layer_positions(position)
+        parts = query("layer_positions", position)
         self.blocks = torch.nn.ModuleList(
             _TransformerBlock(self._options, parts[layer % len(parts)], made)
             for layer in range(depth)
@@ -468,7 +468,7 @@ class LanguageModel(torch.nn.Module):
 def _to_specs(similarity: object, position: object) -> tuple[str, str]:
     """Converts a similarity and a position to specifications, which a checkpoint can store."""
     operator = "models.LanguageModel"
-    if isinstance(position, str) and len(parts := ops.layer_positions(position)) > 1:
+    if isinstance(position, str) and len(parts := query("layer_positions", position)) > 1:
         specs = [_to_specs(similarity, part) for part in parts]
         for _, part in specs[1:]:
             if attention_position(part) != part:
