@@ -73,9 +73,8 @@ at::Tensor WeightsOfSpecs(const CallArguments& call, const at::Tensor& q, const 
 
 at::Tensor WeightsOfModule(const CallArguments& call, const at::Tensor& q, const at::Tensor& k,
                            std::vector<int64_t> rows, const std::string& similarity,
-                           const std::string& position, at::TensorList tensors, int64_t value_dim) {
-  return ModuleAttentionWeights(q, k, rows, *ModuleTerms::Of(similarity, position), tensors,
-                                value_dim, call);
+                           const std::string& position, at::TensorList tensors) {
+  return ModuleAttentionWeights(q, k, rows, *ModuleTerms::Of(similarity, position), tensors, call);
 }
 
 // A member's initial value, as written in a schema.
@@ -382,7 +381,7 @@ void ForCompositions(const Add& add) {
           call + ") -> Tensor",
       kFlat<WeightsOfSpecs>);
   add("module_attention_weights(Tensor q, Tensor k, int[] rows, str similarity, str position, "
-      "Tensor[] tensors, int value_dim, " +
+      "Tensor[] tensors, " +
           call + ") -> Tensor",
       kFlat<WeightsOfModule>);
   add("module_tensors(str similarity, str position, int num_heads, int head_dim, "

@@ -340,7 +340,7 @@ COMPOSITE_CHECKS = {
     "module_attention_weights": lambda q: (
         ops.module_attention_weights,
         (
-            *(q.detach(), q.detach(), [-1], "dot", "alibi:slopes=learned", [torch.ones(2)], 4),
+            *(q.detach(), q.detach(), [-1], "dot", "alibi:slopes=learned", [torch.ones(2)]),
             *call(causal=True),
         ),
     ),

@@ -291,9 +291,7 @@ class HeldTerms(torch.nn.Module):
         call = lower_call(operator, q, given, allowed, **own)
         weights = None
         if rows is not None:
-            weights = ops.module_attention_weights.default(
-                q, k, rows, *terms, self._term_sizes.value_dim, *passed(call)
-            )
+            weights = ops.module_attention_weights.default(q, k, rows, *terms, *passed(call))
         if dropout != 0:
             call["dropout"] = dropout
         if aggregation != "mean":
@@ -360,7 +358,6 @@ class HeldTerms(torch.nn.Module):
             *heads,
             rows,
             *self._terms_of_call(self._term_tensors(*tokens)[0], None, more),
-            self._term_sizes.value_dim,
             *passed(lower_call(operator, heads[0], given, allowed, **own)),
         )
         return weights

@@ -38,11 +38,18 @@ class TensorReader {
     return AsParameter(tensor, q_, operation_, ": ", name, " of ", component);
   }
 
-  at::Tensor NextHeads(const std::string& component, const std::string& name) {
-    at::Tensor tensor = Next(component, name);
+  // The value (H,) of a per-head parameter; `start` replaces its initial value.
+  at::Tensor Heads(const Component& component, const Setting& setting,
+                   const OptionalTensor& start = std::nullopt) {
+    const std::string& name = setting.parameter->name;
+    TORCH_CHECK_VALUE(setting.kind != Setting::Kind::kLearned, operation_, ": ", component.name(),
+                      ":", name,
+                      "=learned works only in modules; here pass a tensor with requires_grad=True");
+    if (setting.kind != Setting::Kind::kTensor) return HeadValueIn(q_, component, setting, start);
+    at::Tensor tensor = Next(component.name(), name);
     if (tensor.dim() == 0) return tensor.expand_symint({q_.sym_size(1)});
     TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1), operation_, ": ",
-                      name, " of ", component, " has shape ", tensor.sym_sizes(),
+                      name, " of ", component.name(), " has shape ", tensor.sym_sizes(),
                       "; expected (H,) = (", q_.sym_size(1), ",), or () if shared by all heads");
     return tensor;
   }
@@ -59,38 +66,39 @@ class TensorReader {
   size_t next_ = 0;
 };
 
-// The value that a specification sets for a parameter that is not a tensor: a number, or nullopt
-// for the initial value.
-std::optional<double> FixedNumber(const char* operation, const Component& component,
-                                  const std::string& name) {
-  const std::optional<std::string> value = component.Find(name);
-  if (!value || *value == "fixed") return std::nullopt;
-  TORCH_CHECK_VALUE(*value != "learned", operation, ": ", component.name(), ":", name,
-                    "=learned works only in modules; here pass a tensor with requires_grad=True");
-  return component.FindNumber(name);
-}
-
 // Parsed and checked specifications, which are cached: parsing one would take a significant part of
 // a short attention call.
 struct SimilaritySpec {
   std::shared_ptr<const Component> component;
   const SimilarityEntry* entry;
-  std::vector<const Parameter*> other_head_parameters;
+  std::optional<Setting> head;
+  std::vector<Setting> others;
 };
 
 struct PositionSpec {
   std::shared_ptr<const Component> component;
   const PositionEntry* entry;
-  std::vector<const Parameter*> tensors;
+  std::vector<Setting> settings;
 };
+
+std::vector<Setting> SettingsOf(const Component& component,
+                                const std::vector<const Parameter*>& parameters) {
+  std::vector<Setting> settings;
+  for (const Parameter* parameter : parameters) {
+    settings.push_back(SettingOf(component, *parameter));
+  }
+  return settings;
+}
 
 std::shared_ptr<const SimilaritySpec> ReadSimilarity(const std::string& spec) {
   static Kept<std::string, std::shared_ptr<const SimilaritySpec>> known;
   return known.Get(spec, [&] {
     auto component = std::make_shared<const Component>(Component::Parse(spec));
     const SimilarityEntry& entry = FindSimilarity(*component);
-    return std::make_shared<const SimilaritySpec>(
-        SimilaritySpec{std::move(component), &entry, entry.other_head_parameters()});
+    SimilaritySpec read{component, &entry, std::nullopt,
+                        SettingsOf(*component, entry.other_head_parameters())};
+    if (const Parameter* head = entry.head_parameter()) read.head = SettingOf(*component, *head);
+    return std::make_shared<const SimilaritySpec>(std::move(read));
   });
 }
 
@@ -103,8 +111,7 @@ std::shared_ptr<const std::vector<PositionSpec>> ReadPositions(const std::string
       auto component = std::make_shared<const Component>(std::move(term));
       const PositionEntry& entry =
           FindPositionInAttention("gnomon.attention", *component, /*holds_tables=*/false);
-      std::vector<const Parameter*> tensors = entry.Tensors(*component);
-      terms.push_back({std::move(component), &entry, std::move(tensors)});
+      terms.push_back({component, &entry, SettingsOf(*component, entry.Tensors(*component))});
     }
     return std::make_shared<const std::vector<PositionSpec>>(std::move(terms));
   });
@@ -118,29 +125,17 @@ ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& s
   ResolvedSimilarity similarity{read->entry, read->component, {}, {}};
   const Component& component = *read->component;
   TensorReader reader(operation, tensors, q);
-  if (const Parameter* parameter = similarity.entry->head_parameter()) {
-    const std::string& name = parameter->name;
-    if (component.IsTensor(name)) {
-      similarity.head_parameter = reader.NextHeads(component.name(), name);
-    } else if (const auto number = FixedNumber(operation, component, name)) {
-      similarity.head_parameter = HeadNumber(q, *number);
-    } else {
+  if (const std::optional<Setting>& head = read->head) {
+    OptionalTensor start;
+    if (head->kind == Setting::Kind::kNone || head->kind == Setting::Kind::kFixed) {
       const int64_t head_dim = SizeOf(q, -1);
-      similarity.entry->CheckColumns(component, head_dim, operation, ": head_dim of q is ");
-      similarity.head_parameter =
-          HeadNumber(q, HeadParameterStart(*similarity.entry, component, head_dim));
+      read->entry->CheckColumns(component, head_dim, operation, ": head_dim of q is ");
+      start = HeadNumber(q, HeadParameterStart(*read->entry, component, head_dim));
     }
+    similarity.head_parameter = reader.Heads(component, *head, start);
   }
-  for (const Parameter* parameter : read->other_head_parameters) {
-    const std::string& name = parameter->name;
-    if (component.IsTensor(name)) {
-      similarity.others.push_back(reader.NextHeads(component.name(), name));
-    } else if (const auto number = FixedNumber(operation, component, name)) {
-      similarity.others.push_back(HeadNumber(q, *number));
-    } else {
-      const ModuleShape shape{SizeOf(q, 1), SizeOf(q, -1), /*value_dim=*/0, /*max_length=*/0};
-      similarity.others.push_back(PositionStart(*parameter, component, shape, q));
-    }
+  for (const Setting& setting : read->others) {
+    similarity.others.push_back(reader.Heads(component, setting));
   }
   reader.CheckDone("similarity");
   return similarity;
@@ -155,23 +150,17 @@ std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& p
   const auto resolve = [&](const PositionSpec& term) {
     ResolvedPosition position{term.entry, term.component, {}};
     const Component& component = *term.component;
-    const std::string& name = component.name();
-    for (const Parameter* parameter : term.tensors) {
-      const bool is_tensor = component.IsTensor(parameter->name);
-      if (!parameter->is_per_head()) {
-        TORCH_CHECK_VALUE(is_tensor, "gnomon.attention: ", parameter->name, " of ", name,
-                          " is missing; pass a term that contains the tensor, since only modules "
-                          "create their own tables");
-        position.tensors.push_back(reader.Next(name, parameter->name));
-      } else if (is_tensor) {
-        position.tensors.push_back(reader.NextHeads(name, parameter->name));
-      } else if (const auto number = FixedNumber("gnomon.attention", component, parameter->name)) {
-        position.tensors.push_back(HeadNumber(q, *number));
-      } else {
-        // The initial values of per-head parameters do not depend on value_dim and max_length.
-        const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
-        position.tensors.push_back(PositionStart(*parameter, component, shape, q));
+    for (const Setting& setting : term.settings) {
+      const Parameter& parameter = *setting.parameter;
+      if (parameter.is_per_head()) {
+        position.tensors.push_back(reader.Heads(component, setting));
+        continue;
       }
+      TORCH_CHECK_VALUE(setting.kind == Setting::Kind::kTensor,
+                        "gnomon.attention: ", parameter.name, " of ", component.name(),
+                        " is missing; pass a term that contains the tensor, since only modules "
+                        "create their own tables");
+      position.tensors.push_back(reader.Next(component.name(), parameter.name));
     }
     resolved.push_back(std::move(position));
   };

@@ -36,9 +36,10 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
   const at::Tensor k = at::randn({1, 1, kTokens, head_dim}, generator, options);
   std::vector<at::Tensor> others;
   for (const Parameter* parameter : entry.other_head_parameters()) {
-    const std::optional<double> number = HeadNumberIn(component, *parameter);
-    others.push_back(number ? at::full({1}, *number, options)
-                            : parameter->tensor.start(component, {1, head_dim, 0, 0}).to(options));
+    const Setting setting = SettingOf(component, *parameter);
+    others.push_back(setting.kind == Setting::Kind::kNumber
+                         ? at::full({1}, setting.number, options)
+                         : parameter->tensor.start(component, {1, head_dim, 0, 0}).to(options));
   }
   const MappedTokens tokens = entry.Mapped(component, q, k, {at::ones({1}, options), others});
   const PairFunction& function = FindPairFunction(tokens.function);
@@ -78,12 +79,14 @@ double LogitSpread(const SimilarityEntry& entry, const Component& component, int
 
 }  // namespace
 
-std::optional<double> HeadNumberIn(const Component& component, const Parameter& parameter) {
+Setting SettingOf(const Component& component, const Parameter& parameter) {
+  using Kind = Setting::Kind;
+  if (component.IsTensor(parameter.name)) return {&parameter, Kind::kTensor};
   const std::optional<std::string> value = component.Find(parameter.name);
-  if (!value || *value == "learned" || *value == "fixed" || component.IsTensor(parameter.name)) {
-    return std::nullopt;
-  }
-  return component.Number(parameter.name);
+  if (!value || !parameter.is_per_head()) return {&parameter};
+  if (*value == "learned") return {&parameter, Kind::kLearned};
+  if (*value == "fixed") return {&parameter, Kind::kFixed};
+  return {&parameter, Kind::kNumber, component.Number(parameter.name)};
 }
 
 double HeadParameterStart(const SimilarityEntry& entry, const Component& component,
@@ -116,16 +119,19 @@ at::Tensor StartOf(const Parameter& parameter, const Component& component,
   return start;
 }
 
-at::Tensor PositionStart(const Parameter& parameter, const Component& component,
-                         const ModuleShape& shape, const at::Tensor& q) {
-  const auto make = [&] {
-    return StartOf(parameter, component, shape).to(q.options().dtype(ComputingType(q)));
-  };
-  std::string key = component.Text() + "|" + parameter.name;
-  for (const int64_t number : {shape.heads, shape.head_dim, shape.value_dim, shape.max_length}) {
+at::Tensor HeadValueIn(const at::Tensor& q, const Component& component, const Setting& setting,
+                       const OptionalTensor& held) {
+  if (setting.kind == Setting::Kind::kNumber) return HeadNumber(q, setting.number);
+  if (held) return *held;
+  // The initial values of per-head parameters do not depend on value_dim and max_length.
+  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, -1), /*value_dim=*/0, /*max_length=*/0};
+  std::string key = component.Text() + "|" + setting.parameter->name;
+  for (const int64_t number : {shape.heads, shape.head_dim}) {
     key.append("|").append(std::to_string(number));
   }
-  return KeptTensor(key, q, make);
+  return KeptTensor(key, q, [&] {
+    return StartOf(*setting.parameter, component, shape).to(q.options().dtype(ComputingType(q)));
+  });
 }
 
 }  // namespace gnomon

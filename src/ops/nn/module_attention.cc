@@ -41,7 +41,6 @@ ProjectedTensors ProjectTokens(const ModuleTerms& terms, int64_t heads, at::Tens
 namespace {
 
 using Use = ModuleTerms::Use;
-using Setting = Use::Setting;
 
 CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments) {
   if (arguments.positions && arguments.positions->dim() > 0 && SizeOf(q, 2) * SizeOf(k, 2) > 0) {
@@ -61,44 +60,41 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
   return {SizeOf(q, 2) + offset, SizeOf(k, 2)};
 }
 
-// The value (H,) of a per-head parameter for a call with q. `held` contains the tensors of the
+// The value (H,) of a per-head parameter for a call with q. `tensors` contains the tensors of the
 // call, in the compute dtype.
 at::Tensor PerHeadValue(const at::Tensor& q, const Component& term, const Use& use,
-                        const ModuleShape& shape, const std::vector<at::Tensor>& held) {
-  if (use.setting == Setting::kNumber) return HeadNumber(q, use.number);
-  if (use.setting == Setting::kTensor) return held[use.first_of_call].expand({shape.heads});
-  const at::Tensor start =
-      use.keeps_start ? held[use.first_of_call] : PositionStart(*use.parameter, term, shape, q);
-  if (use.setting == Setting::kLearned) {
-    return LearnedNumber(start, held[use.first_of_call + use.count_of_call - 1]);
+                        const std::vector<at::Tensor>& tensors) {
+  const bool is_held = use.count_of_call > 0 && (use.is_given() || use.keeps_start);
+  const at::Tensor value = HeadValueIn(
+      q, term, use, is_held ? OptionalTensor(tensors[use.first_of_call]) : std::nullopt);
+  if (use.kind == Setting::Kind::kLearned) {
+    return LearnedNumber(value, tensors[use.first_of_call + use.count_of_call - 1]);
   }
-  return use.keeps_start ? start.expand({shape.heads}) : start;
+  return is_held ? value.expand({SizeOf(q, 1)}) : value;
 }
 
 }  // namespace
 
-ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
-                            const ModuleTerms& terms, at::TensorList tensors,
-                            const CallArguments& arguments) {
+ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, const ModuleTerms& terms,
+                            at::TensorList tensors, const CallArguments& arguments) {
   terms.CheckCount(tensors, /*of_call=*/true);
-  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), value_dim, /*max_length=*/0};
   std::vector<at::Tensor> held;
   for (const at::Tensor& tensor : tensors) {
     held.push_back(AsParameter(tensor, q, "gnomon.nn: a parameter"));
   }
   ResolvedTerms resolved{{&terms.similarity(), terms.shared_component(), {}, {}}, {}};
   if (const std::optional<Use>& use = terms.head()) {
-    resolved.similarity.head_parameter = PerHeadValue(q, terms.component(), *use, shape, held);
+    resolved.similarity.head_parameter = PerHeadValue(q, terms.component(), *use, held);
   }
   for (const Use& use : terms.others()) {
-    resolved.similarity.others.push_back(PerHeadValue(q, terms.component(), use, shape, held));
+    resolved.similarity.others.push_back(PerHeadValue(q, terms.component(), use, held));
   }
   for (const ModuleTerms::Position& position : terms.positions()) {
     if (position.entry->role() == PositionEntry::Role::kNone) continue;
     std::vector<at::Tensor> values;
     for (const Use& use : position.uses) {
       if (use.parameter->is_per_head()) {
-        values.push_back(PerHeadValue(q, position.component, use, shape, held));
+        values.push_back(PerHeadValue(q, position.component, use, held));
         continue;
       }
       const at::Tensor& table = held[use.first_of_call];
@@ -118,12 +114,11 @@ std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms
                                           at::TensorList tensors) {
   const WithoutAutocast guard;
   terms.CheckCount(tensors, /*of_call=*/true);
-  const ModuleShape shape{SizeOf(q, 1), SizeOf(q, 3), /*value_dim=*/0, /*max_length=*/0};
   std::vector<at::Tensor> held;
   for (const at::Tensor& tensor : tensors) held.push_back(tensor.to(ComputingType(q)));
   std::vector<at::Tensor> values;
   terms.ForEachUse([&](const Component& term, const Use& use) {
-    if (!use.parts.empty()) values.push_back(PerHeadValue(q, term, use, shape, held));
+    if (!use.parts.empty()) values.push_back(PerHeadValue(q, term, use, held));
   });
   return values;
 }
@@ -181,7 +176,7 @@ at::Tensor ModuleAttention(const at::Tensor& q, const at::Tensor& k, const at::T
                            const CallArguments& arguments) {
   const WithoutAutocast guard;
   CheckTokens("gnomon.attention", q, k, v);
-  const ResolvedTerms resolved = ResolveModule(q, k, SizeOf(v, 3), terms, tensors, arguments);
+  const ResolvedTerms resolved = ResolveModule(q, k, terms, tensors, arguments);
   return std::get<0>(Compose(q, k, v, resolved.similarity, resolved.positions, arguments));
 }
 
@@ -191,7 +186,7 @@ at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
                                        const CallArguments& arguments) {
   const WithoutAutocast guard;
   CheckTokens("gnomon.attention", q, k, v);
-  ResolvedTerms resolved = ResolveModule(q, k, SizeOf(v, 3), terms, tensors, arguments);
+  ResolvedTerms resolved = ResolveModule(q, k, terms, tensors, arguments);
   for (ResolvedPosition& position : resolved.positions) {
     position.of_turned_keys = position.entry->role() == PositionEntry::Role::kRotation;
   }
@@ -213,11 +208,10 @@ at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
 
 at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
                                   const std::vector<int64_t>& rows, const ModuleTerms& terms,
-                                  at::TensorList tensors, int64_t value_dim,
-                                  const CallArguments& arguments) {
+                                  at::TensorList tensors, const CallArguments& arguments) {
   const WithoutAutocast guard;
   CheckTokens("gnomon.attention_weights", q, k, k);
-  ResolvedTerms resolved = ResolveModule(q, k, value_dim, terms, tensors, arguments);
+  ResolvedTerms resolved = ResolveModule(q, k, terms, tensors, arguments);
   return AttentionWeights(q, k, rows, resolved.similarity, std::move(resolved.positions),
                           arguments);
 }

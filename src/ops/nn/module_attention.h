@@ -27,9 +27,8 @@ struct ResolvedTerms {
   ResolvedSimilarity similarity;
   std::vector<ResolvedPosition> positions;
 };
-ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, int64_t value_dim,
-                            const ModuleTerms& terms, at::TensorList tensors,
-                            const CallArguments& arguments);
+ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, const ModuleTerms& terms,
+                            at::TensorList tensors, const CallArguments& arguments);
 
 // The values (H,) of the similarity parameters for which a module without a position has tensors.
 // They can be passed to a call with q, with a specification that sets each of these parameters to
@@ -58,12 +57,10 @@ at::Tensor ModuleAttentionOfTurnedKeys(const at::Tensor& q, const at::Tensor& k,
                                        at::TensorList tensors, const OptionalTensor& new_keys,
                                        const CallArguments& arguments);
 
-// The attention weights of the given query rows (AttentionWeights), for values with value_dim
-// columns.
+// The attention weights of the given query rows (AttentionWeights).
 at::Tensor ModuleAttentionWeights(const at::Tensor& q, const at::Tensor& k,
                                   const std::vector<int64_t>& rows, const ModuleTerms& terms,
-                                  at::TensorList tensors, int64_t value_dim,
-                                  const CallArguments& arguments);
+                                  at::TensorList tensors, const CallArguments& arguments);
 
 }  // namespace gnomon
 

@@ -16,7 +16,7 @@ namespace gnomon {
 namespace {
 
 using Use = ModuleTerms::Use;
-using Setting = Use::Setting;
+using Kind = Setting::Kind;
 
 // The initial weight (H columns, dim) and bias (H,) of a token projection.
 at::Tensor ProjectionStart(const TokenProjection& projection, const Component& component,
@@ -34,8 +34,9 @@ at::Tensor ProjectionStart(const TokenProjection& projection, const Component& c
 
 // Whether a position has a user-supplied table, which may fit only calls of certain lengths.
 bool HasGivenTable(const ModuleTerms::Position& position) {
-  return std::any_of(position.uses.begin(), position.uses.end(),
-                     [](const Use& use) { return use.is_given && !use.parameter->is_per_head(); });
+  return std::any_of(position.uses.begin(), position.uses.end(), [](const Use& use) {
+    return use.is_given() && !use.parameter->is_per_head();
+  });
 }
 
 // Computes attention for an empty batch, which throws the error that every call of the module would
@@ -103,7 +104,7 @@ void CheckOthers(const ModuleTerms& terms, const std::string& positions, const M
   std::vector<at::Tensor> kept;
   size_t next = 0;
   const auto take = [&](const Use& use, bool is_kept) {
-    if (!use.is_given) return;
+    if (!use.is_given()) return;
     if (is_kept) kept.push_back(given[next]);
     ++next;
   };
@@ -145,13 +146,13 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   terms.ForEachUse([&](const Component& term, const Use& use) {
     const Parameter& parameter = *use.parameter;
-    if (parameter.is_per_head() && !use.is_given && !use.keeps_start &&
-        use.setting != Setting::kNumber) {
+    if (parameter.is_per_head() && !use.is_given() && !use.keeps_start &&
+        use.kind != Kind::kNumber) {
       StartOf(parameter, term, shape);  // throws an error for a value that cannot be learned
     }
     for (const TensorPart part : use.parts) {
       ModuleTensor tensor{TensorName(use.name, part), {}, /*learned=*/true};
-      if (use.is_given) {
+      if (use.is_given()) {
         tensor.start = take(term, parameter);
         tensor.learned = tensor.start.requires_grad();
       } else if (use.is_projected()) {
@@ -210,12 +211,12 @@ std::vector<LearnedTensor> LearnedTensors(const ModuleTerms& terms, const Module
     // A projection depends on the tokens, not only on the module.
     if (use.parts.empty() || use.is_projected()) return;
     const at::Tensor last = tensors[use.first + use.parts.size() - 1];
-    if (use.is_given) {
+    if (use.is_given()) {
       // Buffers are skipped.
       if (last.requires_grad()) learned.push_back({use.name, last.detach(), std::nullopt});
     } else if (!use.parameter->is_per_head()) {
       learned.push_back({use.name, last.detach(), std::nullopt});
-    } else if (use.setting == Setting::kLearned) {
+    } else if (use.kind == Kind::kLearned) {
       const at::Tensor theta = last.detach();
       const at::Tensor start = use.keeps_start
                                    ? tensors[use.first].detach().expand({shape.heads})

@@ -9,26 +9,16 @@
 
 #include "base/kept.h"
 #include "ops/attention/call_checks.h"
-#include "ops/attention/starts.h"
 
 namespace gnomon {
 namespace {
 
 using Use = ModuleTerms::Use;
-using Setting = Use::Setting;
+using Kind = Setting::Kind;
 
 Use UseOf(const Component& component, const Parameter& parameter) {
-  Use use{&parameter, parameter.tensor.learned ? Setting::kLearned : Setting::kFixed};
-  use.is_given = component.IsTensor(parameter.name);
-  if (!parameter.is_per_head()) return use;
-  if (const std::optional<double> number = HeadNumberIn(component, parameter)) {
-    use.setting = Setting::kNumber;
-    use.number = *number;
-  } else if (use.is_given) {
-    use.setting = Setting::kTensor;
-  } else if (const std::optional<std::string> value = component.Find(parameter.name)) {
-    use.setting = *value == "learned" ? Setting::kLearned : Setting::kFixed;
-  }
+  Use use{SettingOf(component, parameter)};
+  if (use.kind == Kind::kNone) use.kind = parameter.tensor.learned ? Kind::kLearned : Kind::kFixed;
   return use;
 }
 
@@ -87,11 +77,11 @@ void ModuleTerms::Place(Use& use, const std::string& name) {
     if (use.parameter->tensor.projection->bias_start != nullptr) {
       use.parts.push_back(TensorPart::kBias);
     }
-  } else if (use.is_given || !use.parameter->is_per_head()) {
+  } else if (use.is_given() || !use.parameter->is_per_head()) {
     use.parts = {TensorPart::kValue};
-  } else if (use.setting != Setting::kNumber) {
+  } else if (use.kind != Kind::kNumber) {
     if (use.keeps_start) use.parts.push_back(TensorPart::kStart);
-    if (use.setting == Setting::kLearned) use.parts.push_back(TensorPart::kTheta);
+    if (use.kind == Kind::kLearned) use.parts.push_back(TensorPart::kTheta);
   }
   use.count_of_call = use.is_projected() ? 1 : use.parts.size();
   count_ += use.parts.size();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/attention/starts.h"
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
@@ -31,14 +32,8 @@ std::string TensorName(const std::string& name, TensorPart part);
 // parameter.
 class ModuleTerms {
  public:
-  // The setting of a parameter that may be a tensor.
-  struct Use {
-    const Parameter* parameter;
-    // For a per-head parameter: a number, the fixed initial value, a value learned from it, or a
-    // user-supplied tensor.
-    enum class Setting { kNumber, kFixed, kLearned, kTensor } setting;
-    double number = 0;         // for kNumber
-    bool is_given = false;     // whether the user supplied a tensor
+  // The setting of a parameter that may be a tensor; never kNone.
+  struct Use : Setting {
     bool keeps_start = false;  // per-head parameters: whether the module stores the initial value
     // The index of the position's component; -1 for the similarity.
     int64_t component = -1;
@@ -50,8 +45,10 @@ class ModuleTerms {
     size_t first_of_call = 0;
     size_t count_of_call = 0;
 
+    // Whether the user supplied a tensor.
+    bool is_given() const { return kind == Kind::kTensor; }
     // Whether a module computes it from the tokens in each call.
-    bool is_projected() const { return parameter->tensor.projection && !is_given; }
+    bool is_projected() const { return parameter->tensor.projection && !is_given(); }
   };
   struct Position {
     const PositionEntry* entry;

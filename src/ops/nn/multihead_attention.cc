@@ -171,8 +171,7 @@ torch::Tensor MultiheadAttentionImpl::attention_weights(const torch::Tensor& que
   }
   CallArguments arguments = ArgumentsOf(call);
   if (options.sink()) arguments.sink = sink;
-  return ModuleAttentionWeights(q, k, rows, *terms_, tensors,
-                                options.embed_dim() / options.num_heads(), arguments);
+  return ModuleAttentionWeights(q, k, rows, *terms_, tensors, arguments);
 }
 
 std::vector<torch::Tensor> MultiheadAttentionImpl::TermTensors() const {
