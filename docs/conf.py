@@ -97,33 +97,22 @@ def break_long_names(app, doctree, docname):
                 literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
 
 
-_CALL = (
-    "similarity=None, position=None, causal=False, window=None, key_lengths=None, "
-    "key_starts=None, query_segments=None, key_segments=None, query_offset=None, positions=None, "
-    "key_positions=None, scale=None, chunks=None, mask=None, sink=None, temperature=None, "
-    "score_softcap=None"
+#: Functions whose overloads or types make the generated signatures unreadable.
+WITHOUT_TYPES = (
+    "gnomon.attention",
+    "gnomon.attention_weights",
+    "gnomon.graph_attention",
+    "gnomon.varlen_attention",
+    "gnomon.distributed.context_parallel_attention",
 )
-#: Signatures written by hand because overloads or types make the generated ones unreadable.
-SIGNATURES = {
-    "gnomon.attention": f"(q, k, v, *, {_CALL}, dropout=0.0, seed=None, aggregation='mean', "
-    "tolerance=2**-24, return_lse=False)",
-    "gnomon.attention_weights": f"(q, k, rows=-1, *, {_CALL})",
-    "gnomon.graph_attention": "(q, k, v, indptr, indices, similarity=None, *, scale=None, "
-    "sink=None, edge_bias=None, dropout=0.0, seed=None, return_lse=False)",
-    "gnomon.varlen_attention": "(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, similarity=None, "
-    "position=None, causal=False, window=None, scale=None, chunks=None, sink=None, "
-    "temperature=None, score_softcap=None, dropout=0.0, seed=None, "
-    "aggregation='mean', tolerance=2**-24, "
-    "return_lse=False)",
-    "gnomon.distributed.context_parallel_attention": f"(q, k, v, *, {_CALL}, dropout=0.0, "
-    "aggregation='mean', tolerance=2**-24, group=None, layout='contiguous', return_lse=False)",
-}
 
 
 def write_signature(app, what, name, obj, options, signature, return_annotation):
-    """Returns the signature in SIGNATURES, if any; otherwise shortens numbers in the signature."""
-    if name in SIGNATURES:
-        return SIGNATURES[name], ""
+    """Omits the types of the functions above, and shortens numbers in all signatures."""
+    if name in WITHOUT_TYPES:
+        own = inspect.signature(obj)
+        plain = [p.replace(annotation=p.empty) for p in own.parameters.values()]
+        signature, return_annotation = str(inspect.Signature(plain)), ""
     short = (signature or "").replace("5.960464477539063e-08", "2**-24")
     return short or signature, return_annotation
 

@@ -186,28 +186,25 @@ def _lower_offset(operator: str, name: str, value: Any, like: Tensor, lowered: _
         lowered[name] = check_integer(operator, name, value, "an integer, or None")
 
 
-#: Lowering function of each argument in AttentionArguments except the terms.
-_ARGUMENTS: dict[str, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
-    "causal": _lower_flag,
-    "window": _lower_window,
-    "key_lengths": _lower_integers,
-    "key_starts": _lower_integers,
-    "query_segments": _lower_integers,
-    "key_segments": _lower_integers,
-    "query_offset": _lower_offset,
-    "positions": _lower_integers,
-    "key_positions": _lower_integers,
-    "scale": _lower_optional_number,
-    "chunks": _lower_chunks,
-    "mask": _lower_mask,
-    "sink": _lower_tensor,
-    "temperature": _lower_tensor,
-    "score_softcap": _lower_optional_number,
-    "dropout": _lower_number,
-    "seed": _lower_seed,
-    "aggregation": _lower_string,
-    "tolerance": _lower_number,
+#: The types of all call arguments, by name.
+_TYPES: dict[str, Any] = get_type_hints(AttentionArguments)
+#: The lowering function of each type; query_offset has its own.
+_LOWER: dict[Any, Callable[[str, str, Any, Tensor, _Lowered], None]] = {
+    bool: _lower_flag,
+    Window | int | None: _lower_window,
+    Integers | None: _lower_integers,
+    tuple[int, int, int] | None: _lower_chunks,
+    Tensor | None: _lower_mask,
+    float | None: _lower_optional_number,
+    Tensor | float | None: _lower_tensor,
+    float: _lower_number,
+    Aggregation: _lower_string,
+    int | None: _lower_seed,
 }
+_TERMS = ("similarity", "position")
+#: Lowering function of each argument in AttentionArguments except the terms.
+_ARGUMENTS = {name: _LOWER[its] for name, its in _TYPES.items() if name not in _TERMS}
+_ARGUMENTS["query_offset"] = _lower_offset
 _LENGTHS = "expected key_lengths=, the number of keys of each batch element"
 _MASK = (
     "expected mask=, a Boolean mask that is True where a query attends to a key, or "
@@ -290,13 +287,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def takes(arguments: Any) -> Callable[[_Function], _Function]:
     """Decorates a function so that its signature lists the arguments in a TypedDict."""
-    types = get_type_hints(AttentionArguments)
     own = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=UNSET.get(name),
-            annotation=types[name],
+            annotation=_TYPES[name],
         )
         for name in _in_order(arguments)
     ]
@@ -322,7 +318,7 @@ def _names(arguments: Any) -> frozenset[str]:
 
 
 def _in_order(arguments: Any) -> list[str]:
-    return [name for name in ("similarity", "position", *_ARGUMENTS) if name in _names(arguments)]
+    return [name for name in (*_TERMS, *_ARGUMENTS) if name in _names(arguments)]
 
 
 def lower_call(

@@ -134,29 +134,3 @@ def test_every_docstring_has_an_example_that_runs(page):
         assert example.examples, f"{full} has no example"
         report = io.StringIO()
         assert runner.run(example, out=report.write).failed == 0, report.getvalue()
-
-
-def without_types(function) -> str:
-    signature = inspect.signature(function)
-    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
-    return f"{function.__name__}{inspect.Signature(plain)}"
-
-
-def test_signatures_on_the_api_pages_are_those_of_the_functions():
-    """docs/conf.py writes out signatures that overloads or types would make unreadable."""
-    functions = [
-        gnomon.attention,
-        gnomon.attention_weights,
-        gnomon.graph_attention,
-        gnomon.varlen_attention,
-        gnomon.distributed.context_parallel_attention,
-    ]
-    text = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
-    scope: dict[str, object] = {}
-    for statement in ast.parse(text).body:
-        names = [getattr(target, "id", "") for target in getattr(statement, "targets", [])]
-        if names in (["_CALL"], ["SIGNATURES"]):
-            exec(compile(ast.Module([statement], []), "conf.py", "exec"), scope)
-    written = {f"{n.split('.')[-1]}{s}" for n, s in scope["SIGNATURES"].items()}
-    short = {without_types(f).replace(repr(2**-24), "2**-24") for f in functions}
-    assert written == short
