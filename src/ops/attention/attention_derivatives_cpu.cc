@@ -4,9 +4,11 @@
 #include <gnomon/derivatives.h>
 #include <torch/library.h>
 
+#include <string_view>
 #include <vector>
 
 #include "ops/attention/fused_derivatives.h"
+#include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/dual_tensors.h"
@@ -34,6 +36,15 @@ View<Dual> DualPairs(const at::Tensor& duals) {
   if (duals.size(1) == 1) pairs.stride[1] = 0;
   return pairs;
 }
+
+}  // namespace
+
+template <>
+View<Dual> PairGradient<Dual>(at::Tensor& duals) {
+  return DualPairs(duals);
+}
+
+namespace {
 
 // The operator's arguments and their tangents as dual numbers. Owns the tensors that the views
 // point into.
@@ -90,15 +101,11 @@ class DualCall {
   const PairFunction& function() const { return call_.function(); }
   bool empty() const { return call_.empty(); }
 
-  // o and lse as dual numbers, and the statistics that the backward pass reads.
-  struct Results {
-    at::Tensor o, lse, statistics;
-  };
-  Results RunForward() const {
+  DualOutputs RunForward() const {
     const AttentionShape& n = input_.shape;
-    const Results results = {EmptyDuals({n.batch, n.heads, n.queries, n.value_dim}).zero_(),
-                             EmptyDuals({n.batch, n.heads, n.queries}).zero_(),
-                             EmptyDuals({3, n.batch, n.heads, n.queries}).zero_()};
+    const DualOutputs results = {EmptyDuals({n.batch, n.heads, n.queries, n.value_dim}).zero_(),
+                                 EmptyDuals({n.batch, n.heads, n.queries}).zero_(),
+                                 EmptyDuals({3, n.batch, n.heads, n.queries}).zero_()};
     if (empty()) return results;
     Translate([&] {
       AttentionForward(function(), input_,
@@ -108,28 +115,15 @@ class DualCall {
     return results;
   }
 
-  void RunBackward(const Results& results, const at::Tensor& d_o, const at::Tensor& d_lse,
+  void RunBackward(const DualOutputs& results, const at::Tensor& d_o, const at::Tensor& d_lse,
                    DualGradients<OperatorArguments>& of) const {
     if (empty()) return;
     at::Tensor& d_parameters = of("bias_parameters");
     const at::Tensor d_bias = d_parameters.defined() ? at::empty_like(bias_) : of("bias");
     AttentionGradient<Dual> gradient;
-    gradient.x = DualRows(of("x"));
-    gradient.y = DualRows(of("y"));
-    gradient.v = DualRows(of("v"));
-    gradient.row_scalars = DualData(of("row_scalars"));
-    gradient.column_scalars = DualData(of("column_scalars"));
-    gradient.head_scalars = DualData(of("head_scalars"));
-    gradient.factor = DualData(of("factor"));
-    gradient.bias = {DualData(d_bias), input_.bias.batch_stride, input_.bias.layout};
-    gradient.key_bias = DualData(of("key_bias"));
-    gradient.pair_bias = DualPairs(of("pair_bias"));
-    gradient.relative_query = DualRows(of("relative_query"));
-    gradient.relative_keys = DualData(of("relative_keys"));
-    gradient.relative_values = DualData(of("relative_values"));
-    gradient.relative_key = DualRows(of("relative_key"));
-    gradient.relative_queries = DualData(of("relative_queries"));
-    gradient.temperature = DualData(of("temperature"));
+    const auto rows = [&](std::string_view name) { return DualRows(of(name)); };
+    SetViews<Dual>(of, {DualData(d_bias), input_.bias.batch_stride, input_.bias.layout}, rows,
+                   gradient);
     const AttentionBackwardInput<Dual> saved{ConstRows(results.o), DualData(results.lse),
                                              ConstRows(d_o), DualData(d_lse),
                                              DualData(results.statistics)};
@@ -167,9 +161,7 @@ AttentionOperator::JvpOutputs JvpCpu(const OperatorArguments& a, const Tangents&
   if (HasFusedDerivatives(a)) {
     if (const auto outputs = FusedJvp(a, tangents)) return *outputs;
   }
-  const DualCall call(a, tangents);
-  const DualCall::Results results = call.RunForward();
-  return JvpOutputsOf(a, results.o, results.lse);
+  return DualJvp<DualCall>(a, tangents);
 }
 
 std::vector<at::Tensor> BackwardJvpCpu(const Cotangents& cotangents, const OperatorArguments& a,
@@ -178,17 +170,7 @@ std::vector<at::Tensor> BackwardJvpCpu(const Cotangents& cotangents, const Opera
   if (HasFusedDerivatives(a)) {
     if (const auto results = FusedBackwardJvp(cotangents, a, tangents, needed)) return *results;
   }
-  const DualCall call(a, tangents);
-  const DualCall::Results results = call.RunForward();
-  std::vector<at::Tensor> all = OutputTangentsOf(a, needed.back(), results.o, results.lse);
-  DualGradients<OperatorArguments> gradients(a, needed);
-  if (gradients.any()) {
-    const at::Tensor d_o = Duals(cotangents.d_o, cotangents.d_o_tangent);
-    const at::Tensor d_lse = DualsOfGradient(cotangents.d_lse, cotangents.d_lse_tangent);
-    call.RunBackward(results, d_o, d_lse, gradients);
-  }
-  gradients.AddTo(all);
-  return all;
+  return DualBackwardJvp<DualCall>(cotangents, a, tangents, needed);
 }
 
 }  // namespace

@@ -18,9 +18,8 @@ namespace gnomon {
 
 // Sets the members of a kernel's gradient to views of the gradient tensors. rows(name) returns the
 // view of the gradient of a token argument.
-template <class T, class Gradient, class Rows>
-void SetViews(NamedGradients<OperatorArguments>& of, const Bias<T>& bias, Rows& rows,
-              Gradient& to) {
+template <class T, class Gradients, class Gradient, class Rows>
+void SetViews(Gradients& of, const Bias<T>& bias, Rows& rows, Gradient& to) {
   to.x = rows("x");
   to.y = rows("y");
   to.v = rows("v");
@@ -39,7 +38,7 @@ void SetViews(NamedGradients<OperatorArguments>& of, const Bias<T>& bias, Rows& 
     to.relative_key = rows("relative_key");
     to.relative_queries = MutableData<T>(of("relative_queries"));
   }
-  of.Done();
+  if constexpr (requires { of.Done(); }) of.Done();
 }
 
 // Views of token gradients for CPU kernels of type T. Gradients of any other type are written to

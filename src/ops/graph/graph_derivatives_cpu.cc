@@ -46,14 +46,11 @@ class DualGraph {
     input_.dropout = DropoutOf(a);
   }
 
-  struct Results {
-    at::Tensor o, lse, statistics;
-  };
-  Results RunForward() const {
+  DualOutputs RunForward() const {
     const GraphShape& n = input_.shape;
-    const Results results = {EmptyDuals({n.queries, n.heads, n.value_dim}).zero_(),
-                             EmptyDuals({n.queries, n.heads}).zero_(),
-                             EmptyDuals({3, n.queries, n.heads}).zero_()};
+    const DualOutputs results = {EmptyDuals({n.queries, n.heads, n.value_dim}).zero_(),
+                                 EmptyDuals({n.queries, n.heads}).zero_(),
+                                 EmptyDuals({3, n.queries, n.heads}).zero_()};
     Translate([&] {
       GraphForward(function_, input_,
                    {DualNodes(results.o), DualData(results.lse), DualData(results.statistics)},
@@ -62,7 +59,7 @@ class DualGraph {
     return results;
   }
 
-  void RunBackward(const Results& results, const at::Tensor& d_o, const at::Tensor& d_lse,
+  void RunBackward(const DualOutputs& results, const at::Tensor& d_o, const at::Tensor& d_lse,
                    DualGradients<GraphArguments>& of) const {
     GraphGradient<Dual> gradient;
     gradient.x = DualNodes(of("x"));
@@ -88,32 +85,12 @@ class DualGraph {
   GraphInput<Dual> input_;
 };
 
-GraphOperator::JvpOutputs JvpCpu(const GraphArguments& a, const Tangents& tangents) {
-  const DualGraph::Results results = DualGraph(a, tangents).RunForward();
-  return JvpOutputsOf(a, results.o, results.lse);
-}
-
-std::vector<at::Tensor> BackwardJvpCpu(const Cotangents& cotangents, const GraphArguments& a,
-                                       const Tangents& tangents,
-                                       const GraphOperator::BothNeeded& needed) {
-  const DualGraph call(a, tangents);
-  const DualGraph::Results results = call.RunForward();
-  std::vector<at::Tensor> all = OutputTangentsOf(a, needed.back(), results.o, results.lse);
-  DualGradients<GraphArguments> gradients(a, needed);
-  if (gradients.any()) {
-    const at::Tensor d_o = Duals(cotangents.d_o, cotangents.d_o_tangent);
-    const at::Tensor d_lse = DualsOfGradient(cotangents.d_lse, cotangents.d_lse_tangent);
-    call.RunBackward(results, d_o, d_lse, gradients);
-  }
-  gradients.AddTo(all);
-  return all;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gnomon, CPU, m) {
-  m.impl("graph_jvp", &GraphOperator::RunJvp<JvpCpu>);
-  m.impl("graph_backward_jvp", &GraphOperator::RunBackwardJvp<BackwardJvpCpu>);
+  m.impl("graph_jvp", &GraphOperator::RunJvp<DualJvp<DualGraph, GraphArguments>>);
+  m.impl("graph_backward_jvp",
+         &GraphOperator::RunBackwardJvp<DualBackwardJvp<DualGraph, GraphArguments>>);
 }
 
 }  // namespace gnomon

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/operators/argument_list.h"
+#include "ops/operators/kernel_arguments.h"
 
 namespace gnomon {
 
@@ -46,6 +47,11 @@ inline at::Tensor DualsOfGradient(const OptionalTensor& gradient, const Optional
 inline Dual* DualData(const at::Tensor& duals) {
   return duals.defined() && duals.numel() > 0 ? reinterpret_cast<Dual*>(duals.data_ptr<double>())
                                               : nullptr;
+}
+
+template <>
+inline Dual* MutableData<Dual>(at::Tensor& duals) {
+  return DualData(duals);
 }
 
 inline at::Tensor ValuePart(const at::Tensor& duals) { return duals.select(-1, 0); }
@@ -146,15 +152,38 @@ std::vector<at::Tensor> OutputTangentsOf(const Arguments& arguments, bool is_nee
   return tangents;
 }
 
-// Returns the jvp outputs: the forward outputs, which the backward operator can reuse, and their
-// tangents.
-template <class Arguments>
-typename FusedOperator<Arguments>::JvpOutputs JvpOutputsOf(const Arguments& arguments,
-                                                           const at::Tensor& o,
-                                                           const at::Tensor& lse) {
-  const auto [value, lse_value, statistics] = FusedOperator<Arguments>::CallForward(arguments);
-  const std::vector<at::Tensor> tangents = OutputTangentsOf(arguments, true, o, lse);
-  return {value, lse_value, statistics, tangents[0], tangents[1]};
+// The results of a forward pass, as dual numbers.
+struct DualOutputs {
+  at::Tensor o, lse, statistics;
+};
+
+// Implements a jvp operator. Call holds the arguments and tangents as dual numbers. The first
+// outputs are those of the forward operator, which the backward operator can reuse.
+template <class Call, class Arguments>
+typename FusedOperator<Arguments>::JvpOutputs DualJvp(const Arguments& arguments,
+                                                      const Tangents& tangents) {
+  const DualOutputs outputs = Call(arguments, tangents).RunForward();
+  const auto [o, lse, statistics] = FusedOperator<Arguments>::CallForward(arguments);
+  const std::vector<at::Tensor> both = OutputTangentsOf(arguments, true, outputs.o, outputs.lse);
+  return {o, lse, statistics, both[0], both[1]};
+}
+
+// Implements a backward_jvp operator in the same way.
+template <class Call, class Arguments>
+std::vector<at::Tensor> DualBackwardJvp(
+    const Cotangents& cotangents, const Arguments& arguments, const Tangents& tangents,
+    const typename FusedOperator<Arguments>::BothNeeded& needed) {
+  const Call call(arguments, tangents);
+  const DualOutputs outputs = call.RunForward();
+  std::vector<at::Tensor> all = OutputTangentsOf(arguments, needed.back(), outputs.o, outputs.lse);
+  DualGradients<Arguments> gradients(arguments, needed);
+  if (gradients.any()) {
+    const at::Tensor d_o = Duals(cotangents.d_o, cotangents.d_o_tangent);
+    const at::Tensor d_lse = DualsOfGradient(cotangents.d_lse, cotangents.d_lse_tangent);
+    call.RunBackward(outputs, d_o, d_lse, gradients);
+  }
+  gradients.AddTo(all);
+  return all;
 }
 
 }  // namespace gnomon
