@@ -25,7 +25,7 @@ from gnomon._checks import wrong_type
 from gnomon._files import cache_folder
 from gnomon._formula import FUNCTIONS, definition_of
 from gnomon._library import LIBRARIES, TERMS_SYMBOL
-from gnomon._release import OPERATORS, library_name
+from gnomon._release import COMPILER_REMEDY, OPERATORS, library_name
 from gnomon._similarity import Similarity
 
 _LONGEST = 60
@@ -213,7 +213,7 @@ def define(
                 f"gnomon.similarity.define: a term named {name} already exists; choose a different "
                 "name, because names must be unique within a process"
             )
-        if not library.exists():
+        if not os.path.exists(library):  # also False if the cache folder cannot be read
             _compile(name, struct, text, source_of, library)
         try:
             load_terms(library)
@@ -324,8 +324,8 @@ def _compile(name: str, struct: str, text: str, source: str, library: pathlib.Pa
     except OSError as error:
         if error.filename == command[0]:
             raise RuntimeError(
-                f"gnomon.similarity.define: cannot run {command[0]}: {error.strerror}; a C++20 "
-                "compiler is required; set the environment variable CXX to choose one"
+                f"gnomon.similarity.define: cannot run {command[0]}: {error.strerror}; "
+                f"{COMPILER_REMEDY}"
             ) from None
         raise RuntimeError(
             f"gnomon.similarity.define: cannot write to {library.parent}: {error.strerror}; set "

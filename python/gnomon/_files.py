@@ -14,11 +14,21 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns the folder for compiled kernels and term libraries (src/cuda/cubin_cache.h)."""
+    """Returns the folder for compiled kernels and term libraries (src/cuda/cubin_cache.h).
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
     own = os.environ.get("GNOMON_CACHE")
     if own:
         return pathlib.Path(own).resolve()
-    caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    try:
+        caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError:
+        raise RuntimeError(
+            "gnomon's cache folder is unknown, because this user has no home folder; set the "
+            "environment variable GNOMON_CACHE to choose a folder"
+        ) from None
     return pathlib.Path(caches).resolve() / "gnomon"
 
 

@@ -1,5 +1,7 @@
 """Loads the operator library for the installed PyTorch release."""
 
+from __future__ import annotations
+
 import functools
 import json
 import pathlib
@@ -11,29 +13,39 @@ import torch
 
 from gnomon import _build, _release
 
-if _release.is_building():
+VERSION: str = _build.VERSION
+#: Why the libraries do not load; only ``gnomon.info`` runs then.
+failure: str | None = None
+
+_program = _release.program()
+if _program == "gnomon.build":
     # Runs before the code below, which needs the libraries that are about to be built.
     from gnomon import build
 
     sys.exit(build.main(sys.argv[1:]))
 
-#: The folder of the libraries for this PyTorch release.
-LIBRARIES: pathlib.Path = _release.libraries()
+try:
+    #: The folder of the libraries for this PyTorch release.
+    LIBRARIES: pathlib.Path = _release.libraries()
+    _release.load(LIBRARIES)
+except ImportError as error:
+    # A program ends with the message only, without a traceback.
+    if _program == "gnomon.info":
+        failure = str(error)
+        from gnomon import info
+
+        sys.exit(info.main(sys.argv[1:]))
+    if _program:
+        print(f"{_program}: {error}", file=sys.stderr)
+        sys.exit(1)
+    raise
+
 #: The symbol that term libraries for this build refer to.
 TERMS_SYMBOL = _build.TERMS_SYMBOL.replace(
     "{release}", re.sub(r"\W", "_", _release.release_of(torch.__version__))
 )
 
-try:
-    torch.ops.load_library(LIBRARIES / _release.OPERATORS)
-except OSError as error:
-    remedy = "; run: python -m gnomon.build" if _release.SOURCES is not None else ""
-    raise ImportError(
-        f"gnomon's libraries do not load in this PyTorch ({torch.__version__}): {error}{remedy}"
-    ) from None
-
 ops = torch.ops.gnomon
-VERSION: str = _build.VERSION
 
 
 @functools.lru_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pathlib
 import re
 import sys
@@ -23,6 +24,11 @@ OPERATORS = library_name("gnomon_torch")
 _HERE = pathlib.Path(__file__).parent
 #: The folder of the C++ sources in a wheel; None in a source tree, where `make build` builds them.
 SOURCES = _HERE / _build.SOURCES if _build.SOURCES else None
+#: The end of messages about a C++ compiler that does not run.
+COMPILER_REMEDY = (
+    "a C++20 compiler is required; install one (apt-get install g++, xcode-select --install, or "
+    "conda install -c conda-forge cxx-compiler), or set the environment variable CXX to choose one"
+)
 
 
 def release_of(version: str) -> str:
@@ -38,11 +44,7 @@ def check_release(version: str) -> str:
     """Returns a PyTorch version's release; raises ImportError if there are no libraries for it."""
     release = release_of(version)
     if release not in _build.TORCH_RELEASES:
-        remedy = "rebuild it with this interpreter (`make build`, or `pip install .`)"
-        if is_too_old(version):
-            remedy = "install a newer PyTorch"
-        elif SOURCES is not None:
-            remedy = "run: python -m gnomon.build"
+        remedy = "install a newer PyTorch" if is_too_old(version) else _remedy()
         raise ImportError(
             f"gnomon was built for PyTorch {', '.join(_build.TORCH_RELEASES)}, but this is PyTorch "
             f"{version}; {remedy}"
@@ -51,8 +53,27 @@ def check_release(version: str) -> str:
 
 
 def is_too_old(version: str) -> bool:
-    """Returns whether this PyTorch is too old for gnomon's sources."""
-    return tuple(map(int, version.split(".")[:2])) < (2, 11)
+    """Returns whether this PyTorch is too old for gnomon's sources.
+
+    Raises:
+        ImportError: this is not a version.
+    """
+    number = re.match(r"(\d+)\.(\d+)", version)
+    if number is None:
+        raise ImportError(
+            f"torch.__version__ is {str(version)!r}; expected a version such as 2.15.0: reinstall "
+            "PyTorch"
+        )
+    return (int(number[1]), int(number[2])) < (2, 11)
+
+
+def _remedy() -> str:
+    """Returns what to do if there are no libraries for this PyTorch, or if they do not load."""
+    if SOURCES is not None:
+        return "run: python -m gnomon.build"
+    return (
+        "rebuild it with this interpreter (`make build`, or `pip install --no-build-isolation .`)"
+    )
 
 
 def built_folder() -> pathlib.Path:
@@ -72,12 +93,47 @@ def libraries() -> pathlib.Path:
 
     Libraries that ``gnomon.build`` compiled take precedence over those in the package.
     """
-    if SOURCES is not None and (built_folder() / OPERATORS).exists():
-        return built_folder()
-    release = check_release(torch.__version__)
+    if SOURCES is not None:
+        try:
+            folder = built_folder()
+        except (OSError, RuntimeError):
+            pass  # there is no cache, for instance because this user has no home folder
+        else:
+            if os.path.exists(folder / OPERATORS):
+                return folder
+    return _folder_of(check_release(torch.__version__))
+
+
+def _folder_of(release: str) -> pathlib.Path:
     return _HERE / _build.LIBRARIES.replace("{release}", release)
 
 
-def is_building() -> bool:
-    """Returns whether this process was started as ``python -m gnomon.build``."""
-    return sys.argv[:1] == ["-m"] and any(word.endswith("gnomon.build") for word in sys.orig_argv)
+def load(folder: pathlib.Path) -> None:
+    """Loads the operators in this folder; raises ImportError if they do not load."""
+    try:
+        torch.ops.load_library(folder / OPERATORS)
+    except OSError as error:
+        # PyTorch's message names only the file; its cause is the message of the dynamic loader.
+        cause = " ".join(str(error.__cause__ or error).split())
+        held = [
+            release
+            for release in _build.TORCH_RELEASES
+            if os.path.exists(_folder_of(release) / OPERATORS)
+        ]
+        raise ImportError(
+            f"gnomon's libraries do not load in this PyTorch ({torch.__version__}): {cause}; this "
+            f"installation has libraries for PyTorch {', '.join(held) or '(none)'}; {_remedy()}"
+        ) from None
+
+
+def program() -> str:
+    """Returns the program of this package for which Python imports it, such as "gnomon.info".
+
+    Programs are started by ``python -m`` or, without a module name, by the script ``gnomon``.
+    Returns an empty string in other programs.
+    """
+    if sys.argv[:1] != ["-m"]:
+        return "gnomon" if sys.argv and pathlib.Path(sys.argv[0]).name == "gnomon" else ""
+    # The arguments follow the module name, which may be joined to the options: -Bmgnomon.info.
+    module = re.sub(r"^-[A-Za-z]*?m", "", sys.orig_argv[-len(sys.argv)])
+    return module if module.partition(".")[0] == "gnomon" else ""

@@ -48,10 +48,7 @@ def _compiler() -> str:
     chosen = shlex.split(os.environ.get("CXX") or "c++")[0]
     found = shutil.which(chosen)
     if found is None:
-        _fail(
-            f"cannot run {chosen}: a C++20 compiler is required; set the environment variable CXX "
-            "to choose one"
-        )
+        _fail(f"cannot run {chosen}: {_release.COMPILER_REMEDY}")
     return found
 
 
@@ -115,9 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if options.program and not (_release.SOURCES / "lab").exists():
         _fail("--program needs the sources of the lab; run: pip install 'gnomon[lab]'")
-    if _release.is_too_old(version):
-        _fail(f"PyTorch {version} is too old: gnomon needs 2.11 or newer")
-    folder = _release.built_folder()
+    try:
+        if _release.is_too_old(version):
+            _fail(f"PyTorch {version} is too old: gnomon needs 2.11 or newer")
+        folder = _release.built_folder()
+    except (ImportError, RuntimeError) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"cannot read {error.filename}: {error.strerror}; reinstall gnomon")
     start = time.monotonic()
     try:
         _compile(_release.SOURCES, folder, options.program)

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from gnomon import _build
+from gnomon import _build, _library
 from gnomon._command_line import Parser, failure
 from gnomon._files import cache_folder
-from gnomon._library import LIBRARIES, VERSION, query
 from gnomon._output import checked_output
 
 __all__ = ["collect"]
@@ -44,22 +43,31 @@ def collect() -> dict[str, Any]:
         >>> gnomon.info.collect()["gnomon"] == gnomon.__version__
         True
     """
-    target, targets = query("instruction_sets")
+    kernels: dict[str, Any] = {}
+    if _library.failure is None:
+        target, targets = _library.query("instruction_sets")
+        kernels = {"instruction set": target, "instruction sets": targets}
     names = sorted(name for name in os.environ if name.startswith("GNOMON_") or name in VARIABLES)
     return {
-        "gnomon": VERSION,
+        "gnomon": _library.VERSION,
         "PyTorch": f"{torch.__version__} (gnomon was built for {', '.join(_build.TORCH_RELEASES)})",
         "Python": platform.python_version(),
         "system": platform.platform(),
-        "instruction set": target,
-        "instruction sets": targets,
+        **kernels,
         "threads": torch.get_num_threads(),
         "GPUs": _gpus(),
-        "cache": str(cache_folder()),
-        "libraries": str(LIBRARIES.resolve()),
+        "cache": _cache(),
+        "libraries": _library.failure or str(_library.LIBRARIES.resolve()),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "environment": {name: os.environ[name] for name in names},
     }
+
+
+def _cache() -> str:
+    try:
+        return str(cache_folder())
+    except RuntimeError as error:
+        return str(error)
 
 
 def _gpus() -> list[str]:
@@ -103,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             for name, value in found.items():
                 print(f"{name + ':':18}{_text(value)}")
-    return 0
+    return 0 if _library.failure is None else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Installation by pip: the metadata of the wheel, and its contents outside this tree."""
 
 import email
+import json
 import os
 import pathlib
 import re
@@ -59,9 +60,9 @@ def site(library, tmp_path_factory):
     return site
 
 
-def run(site, *arguments):
+def run(site, *arguments, **environment):
     """The output of Python with `site` as its working directory and on its path."""
-    environment = {**os.environ, "PYTHONPATH": str(site)}
+    environment = {**os.environ, "PYTHONPATH": str(site), **environment}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
         command, cwd=site, env=environment, check=True, capture_output=True, text=True
@@ -140,6 +141,12 @@ def test_a_build_serves_every_patch_of_its_release(built_for, runs, refused, mon
         )
         with pytest.raises(ImportError, match=re.escape(message)):
             _release.check_release(version)
+
+
+@pytest.mark.parametrize("version", ["garbage", "", "v2.15.0", "2"])
+def test_a_damaged_version_is_one_clear_line(version):
+    with pytest.raises(ImportError, match=rf"^torch\.__version__ is '{version}'; expected a vers"):
+        _release.check_release(version)
 
 
 def test_versions_agree():
@@ -252,21 +259,79 @@ def test_the_program_that_compiles_runs_where_the_package_does_not_load(other):
         "ImportError: gnomon was built for PyTorch 2.11, 2.99, but this is PyTorch "
         f"{torch.__version__}; run: python -m gnomon.build"
     )
-    assert fails(other, "-m", "gnomon.build", CXX="/no/such/c++") == [
-        "gnomon.build: cannot run /no/such/c++: a C++20 compiler is required; set the environment "
-        "variable CXX to choose one"
-    ]
+    (line,) = fails(other, "-m", "gnomon.build", CXX="/no/such/c++")
+    assert line.startswith("gnomon.build: cannot run /no/such/c++: a C++20 compiler is required;")
+    for command in ("apt-get install g++", "xcode-select --install", "conda install", "CXX"):
+        assert command in line
     assert "--program" in run(other, "-m", "gnomon.build", "--help")
 
 
-def test_a_library_that_does_not_load_says_what_to_do(other):
-    """PyTorch builds with the same version as a release may have a different ABI."""
-    (other / "gnomon/_build.py").open("a").write(
-        f'TORCH_RELEASES = ["{_release.release_of(torch.__version__)}"]\n'
+def test_programs_that_cannot_load_the_package_print_one_line(other):
+    message = (
+        "gnomon was built for PyTorch 2.11, 2.99, but this is PyTorch "
+        f"{torch.__version__}; run: python -m gnomon.build"
     )
-    line = fails(other, "-c", "import gnomon")[-1]
-    assert line.startswith("ImportError: gnomon's libraries do not load in this PyTorch (")
-    assert line.endswith("; run: python -m gnomon.build")
+    assert fails(other, "-m", "gnomon", "list") == [f"gnomon: {message}"]
+    assert fails(other, "-Bmgnomon.report", "folder") == [f"gnomon.report: {message}"]
+    script = other / "bin/gnomon"
+    script.parent.mkdir()
+    script.write_text("from gnomon.__main__ import main\nmain()\n")
+    assert fails(other, str(script), "list") == [f"gnomon: {message}"]
+    # Bug reports ask for this description.
+    done = subprocess.run(
+        [sys.executable, "-m", "gnomon.info", "--json"],
+        cwd=other,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    found = json.loads(done.stdout)
+    assert found["libraries"] == message
+    assert found["PyTorch"].startswith(torch.__version__)
+    assert {"gnomon", "Python", "system", "GPUs", "cache", "packages", "environment"} <= set(found)
+
+
+def test_a_library_that_does_not_load_says_why_and_what_to_do(other):
+    """PyTorch builds with the same version as a release may have a different ABI."""
+    release = _release.release_of(torch.__version__)
+    with (other / "gnomon/_build.py").open("a") as settings:
+        settings.write(f'TORCH_RELEASES = ["2.11", "2.99", "{release}"]\n')
+    library = other / f"gnomon/lib/torch-{release}/libgnomon_torch.so"
+    for held, cause in (
+        ("2.99", f"{library}: cannot open shared object file: No such file or directory"),
+        (f"2.99, {release}", f"{library}: file too short"),
+    ):
+        for name in held.split(", "):
+            folder = other / f"gnomon/lib/torch-{name}"
+            folder.mkdir(exist_ok=True)
+            (folder / library.name).touch()
+        assert fails(other, "-c", "import gnomon")[-1] == (
+            f"ImportError: gnomon's libraries do not load in this PyTorch ({torch.__version__}): "
+            f"{cause}; this installation has libraries for PyTorch {held}; run: python -m "
+            "gnomon.build"
+        )
+
+
+def test_import_needs_no_cache(site, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(site, copy)
+    with (copy / "gnomon/_build.py").open("a") as settings:
+        settings.write('SOURCES = "source"\n')
+    (copy / "gnomon/lib/libgnomon_core.so").touch()
+    program = """
+import os, pathlib
+def home(cls):
+    raise RuntimeError("Could not determine home directory.")
+pathlib.Path.home = classmethod(home)
+import gnomon, gnomon.info
+print(gnomon.info.collect()["cache"])
+"""
+    # Such a name raises an error even where root may read everything.
+    name = "x" * 300
+    assert run(copy, "-c", program, GNOMON_CACHE=name).strip() == str(copy / name)
+    assert "set the environment variable GNOMON_CACHE" in run(
+        copy, "-c", program, GNOMON_CACHE="", XDG_CACHE_HOME=""
+    )
 
 
 @pytest.fixture
@@ -291,6 +356,9 @@ def test_what_cannot_be_compiled_is_one_line(sources, monkeypatch, capfd):
         "variable GNOMON_CACHE to choose another folder"
     )
     (sources / "cache").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "garbage")
+        assert refusal(capfd).startswith("torch.__version__ is 'garbage'; expected a version such")
     with monkeypatch.context() as patch:
         patch.setattr("shutil.which", lambda name, path=None: None if name == "cmake" else name)
         assert refusal(capfd) == "cmake is missing; run: pip install cmake ninja"

@@ -69,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(arguments)
     data, text = options.data, options.text
     if data is None and text is None:
-        data = text = cache_folder() / "demo" / "python.txt"
+        try:
+            data = text = cache_folder() / "demo" / "python.txt"
+        except RuntimeError as error:
+            _fail(str(error))
     if text is not None:
         try:
             write_text(text)
