@@ -8,6 +8,8 @@ finds them. The CPU kernels of the wheel are used unchanged.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pathlib
 import shlex
@@ -17,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -71,12 +73,35 @@ def _configure(sources: pathlib.Path, tree: pathlib.Path, program: bool) -> list
     return command + [f"-D{name}={value}" for name, value in settings.items()]
 
 
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Locks a folder; the lock of a killed process ends. Raises OSError if it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _work_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary folder in `folder`; removes the temporary folders of killed builds."""
+    for stale in folder.parent.glob("*/build-*"):
+        with contextlib.suppress(OSError), _locked(stale):
+            shutil.rmtree(stale)
+    with contextlib.ExitStack() as stack:
+        work = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="build-"))
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            stack.enter_context(_locked(pathlib.Path(work)))
+        yield pathlib.Path(work)
+
+
 def _compile(sources: pathlib.Path, folder: pathlib.Path, program: bool) -> None:
     """Compiles in a temporary folder and moves the libraries to `folder`."""
     targets = ["gnomon_torch", *(["gnomon_program"] if program else [])]
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as work:
-        tree = pathlib.Path(work)
+    with _work_folder(folder) as tree:
         configure = _configure(sources, tree, program)
         done = subprocess.run(configure, capture_output=True, text=True, errors="replace")
         if done.returncode != 0:

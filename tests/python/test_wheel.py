@@ -369,6 +369,20 @@ def test_what_cannot_be_compiled_is_one_line(sources, monkeypatch, capfd):
     assert refusal(capfd).startswith("this installation has no sources; in gnomon's source tree")
 
 
+def test_a_build_removes_what_killed_builds_left(tmp_path):
+    folder = tmp_path / "key"
+    killed, running = tmp_path / "old/build-killed", folder / "build-running"
+    for work in (killed, running):
+        work.mkdir(parents=True)
+        (work / "file").touch()
+    with build._locked(running), build._work_folder(folder) as work:
+        assert set(folder.iterdir()) == {running, work}
+        with build._work_folder(folder):
+            assert work.exists()
+    assert list(folder.iterdir()) == [running]
+    assert not killed.exists()
+
+
 def test_a_build_without_the_program_says_so(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(_program, "LIBRARIES", tmp_path)
     monkeypatch.setattr(__main__, "library", _program.library.__wrapped__)
