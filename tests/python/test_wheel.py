@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -161,6 +162,33 @@ def test_versions_agree():
         )
     }
     assert len(set(releases.values())) == 1, releases
+
+
+def test_the_source_distribution_has_the_files_that_a_build_reads_and_no_others(tmp_path):
+    backend = "import sys; from scikit_build_core import build; build.build_sdist(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", backend, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "GNOMON_TORCH_RELEASES": "2.11 2.15"},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    included = re.findall(r'"(.*)"', re.search(r"sdist\.include = \[([^]]*)\]", project)[1])
+    needed = {"CMakeLists.txt", "cmake", "include", "pyproject.toml", "python/gnomon", "src"}
+    assert needed <= set(included)
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *included]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    expected = {"PKG-INFO"}
+    for path in map(pathlib.Path, listed.splitlines()):
+        # A link to a folder is replaced by its files.
+        files = (ROOT / path).glob("*") if (ROOT / path).is_dir() else [ROOT / path]
+        expected |= {str(file.relative_to(ROOT)) for file in files}
+    assert names == expected
+    assert archive.stat().st_size < 2e6
 
 
 def test_it_holds_every_module_and_its_types(site):
