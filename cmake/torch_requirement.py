@@ -18,8 +18,9 @@ if not RELEASES:
         import torch
     except ImportError:
         sys.exit(
-            "error: gnomon is compiled against your PyTorch, which an isolated build cannot see. "
-            "Run: pip install scikit-build-core cmake ninja && pip install --no-build-isolation ."
+            "error: gnomon is compiled against the installed PyTorch, which is missing or which an "
+            "isolated build cannot see. Run: pip install torch scikit-build-core cmake ninja && "
+            "pip install --no-build-isolation ."
         )
 
 

@@ -227,7 +227,7 @@ def test_missing_packages_are_named_before_anything_runs(folder, tmp_path):
     out = tmp_path / "out"
     words = ["compare", "--data", "text.txt", *RUN, "--out", out]
     for option, package in (
-        (["--cluster", "tcp://a:1"], "'gnomon[workers]'"),
+        (["--cluster", "tcp://a:1"], "distributed"),
         (["--tensorboard"], "tensorboard"),
     ):
         done = gnomon(*words, *option, cwd=folder, PYTHONPATH=str(tmp_path))

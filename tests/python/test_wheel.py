@@ -164,6 +164,35 @@ def test_versions_agree():
     assert len(set(releases.values())) == 1, releases
 
 
+def test_documented_pip_commands_work_as_written():
+    """An isolated build is refused, and `.[extra]` would compile everything again."""
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "cmake").glob("*.py")]
+    files += [path for path in (ROOT / "python").rglob("*.py") if path.name != "_build.py"]
+    found = 0
+    for file in files:
+        for command in re.findall(r"pip install [^`\n&]*", file.read_text(encoding="utf-8")):
+            if re.search(r"""[ '"]\.($|[\s'"[])""", command):
+                found += 1
+                assert "--no-build-isolation" in command, (file, command)
+                assert ".[" not in command, (file, command)
+    assert found >= 4
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = re.search(r"\[project\.optional-dependencies\]\n((?:.+\n)+)", project)[1]
+    extras = set(re.findall(r"^\w+", section, re.MULTILINE))
+    page = (ROOT / "docs/start/installation.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"pip install 'gnomon\[(\w+)\]'", page)) == extras
+
+
+def test_a_build_that_sees_no_pytorch_names_all_requirements():
+    environment = {**os.environ, "GNOMON_TORCH_RELEASES": "", "PYTHONPATH": ""}
+    # With -S, Python does not see the installed packages.
+    command = [sys.executable, "-S", str(ROOT / "cmake/torch_requirement.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "pip install torch scikit-build-core cmake ninja && " in line
+
+
 def test_the_source_distribution_has_the_files_that_a_build_reads_and_no_others(tmp_path):
     backend = "import sys; from scikit_build_core import build; build.build_sdist(sys.argv[1])"
     subprocess.run(

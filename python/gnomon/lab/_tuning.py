@@ -215,7 +215,7 @@ def main() -> int:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        print("requires Optuna; run: pip install 'gnomon[tune]'", file=sys.stderr)
+        print("requires Optuna; run: pip install optuna", file=sys.stderr)
         return 2
     (argument,) = sys.argv[1:]
     if argument == "--check":

@@ -260,7 +260,7 @@ def main() -> int:
         try:
             import distributed  # noqa: F401
         except ImportError:
-            print("requires Dask; run: pip install 'gnomon[workers]'", file=sys.stderr)
+            print("requires Dask; run: pip install distributed", file=sys.stderr)
             return 2
         if options.check:
             return 0
