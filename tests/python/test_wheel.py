@@ -164,6 +164,16 @@ def test_versions_agree():
     assert len(set(releases.values())) == 1, releases
 
 
+def test_the_packages_of_read_the_docs_are_those_of_the_setup():
+    """Read the Docs runs `make docs` without root, so no package may be missing."""
+    setup = (ROOT / "scripts/setup").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^(packages|test_packages)=\(([^)]*)\)", setup, re.MULTILINE))
+    pages = (ROOT / ".readthedocs.yaml").read_text(encoding="utf-8")
+    apt = re.search(r"apt_packages:\n((?: +- .*\n)+)", pages)[1]
+    needed = [*listed["packages"].split(), *listed["test_packages"].split()]
+    assert re.findall(r"- (\S+)", apt) == needed
+
+
 def test_documented_pip_commands_work_as_written():
     """An isolated build is refused, and `.[extra]` would compile everything again."""
     files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "cmake").glob("*.py")]
