@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pathlib
 import re
 import shutil
@@ -39,6 +40,73 @@ def test_make_demo_takes_any_path(tree, name):
     done = run(["make", "--silent", "--old-file=build", "demo", f"DATA={name}"], tree)
     assert done.returncode == 0, done.stderr
     assert done.stdout == name
+
+
+#: Mocks of the programs that scripts/wheel calls; each appends its arguments to the file `log`.
+#: `pip wheel` writes a wheel of SIZE bytes.
+PROGRAMS = {
+    "uname": "echo $SYSTEM",
+    "cmake": 'echo "cmake $*" >>log',
+    "delocate-wheel": """echo "delocate $*" >>log
+while [ $# != 2 ]; do shift; done
+mkdir -p "$1" && cp "$2" "$1"
+""",
+    "python": """echo "$*" >>log
+case "$*" in
+*" wheel "*) while [ $# != 1 ]; do shift; done; mkdir -p "$1"; truncate -s $SIZE "$1/a.whl" ;;
+*auditwheel*) while [ $# != 2 ]; do shift; done; mkdir -p "$1"; cp "$2" "$1" ;;
+esac
+""",
+}
+
+
+def wheel_log(tree: pathlib.Path, system: str, size: int) -> tuple[str, str]:
+    """Runs scripts/wheel with mock programs; returns the log and the error output."""
+    (tree / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/wheel", tree / "scripts")
+    torch = tree / "build-wheel/torch-2.15/torch/version.py"
+    for folder in (torch.parent, tree / "build-wheel/core"):
+        folder.mkdir(parents=True)
+    torch.touch()
+    for name, text in PROGRAMS.items():
+        program = tree / ".venv/bin" / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    path = f"{tree / '.venv/bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [str(tree / "scripts/wheel"), "2.15"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PATH": path, "SYSTEM": system, "SIZE": str(size)},
+    )  # fmt: skip
+    assert (done.returncode == 0) == (size <= 30_000_000), done.stderr
+    return (tree / "log").read_text(), done.stderr
+
+
+def test_wheels_have_a_size_limit(tree):
+    assert "wheel: error: a wheel is larger than 30 MB" in wheel_log(tree, "Linux", 30_000_001)[1]
+    assert not (tree / "dist").exists()
+
+
+@pytest.mark.parametrize(
+    ("system", "suffix", "repair", "has_lab"),
+    [("Linux", "so", "auditwheel", True), ("Darwin", "dylib", "delocate", False)],
+)
+def test_wheels_are_built_by_the_tools_of_the_system(tree, system, suffix, repair, has_lab):
+    log, _ = wheel_log(tree, system, 30_000_000)
+    assert f"libgnomon_core.{suffix} " in log
+    assert {name for name in ("auditwheel", "delocate") if name in log} == {repair}
+    assert "--exclude libtorch" in log
+    for words in ("gnomon_program", "--component lab", " wheel ./lab "):
+        assert (words in log) == has_lab, words
+    assert (tree / "dist/a.whl").exists()
+
+
+def test_scripts_for_macos_need_no_newer_bash():
+    """The bash of macOS is 3.2, and macOS lacks some programs of Linux."""
+    for name in ("setup", "wheel"):
+        text = (ROOT / "scripts" / name).read_text(encoding="utf-8")
+        code = re.sub(r"(?m)(^| )#.*", "", text)
+        newer = r"\b(mapfile|readarray|nproc)\b|(declare|local) -[An]|\$\{\w+(,|\^)"
+        assert not re.search(newer, code), name
 
 
 @pytest.fixture
