@@ -28,6 +28,9 @@ NATIVE ?= ON
 # build.
 QUICK ?= $(if $(filter demo,$(MAKECMDGOALS)),$(or $(call cached,QUICK),ON),OFF)
 
+# ON configures the C++ tests. Default: ON, or for `make demo` OFF unless there is a build.
+TESTS ?= $(if $(filter demo,$(MAKECMDGOALS)),$(or $(call cached,TESTS),OFF),ON)
+
 configure = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM="$(NINJA)"
 ctest = $(BIN)/ctest --output-on-failure --no-tests=error --parallel $(JOBS)
 pytest = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile tests/python
@@ -40,7 +43,7 @@ core_files = $(filter-out %_template.cc,$(filter src/base/% src/core/% src/cpu/%
 # A PYTHON that differs from the interpreter of .venv triggers the setup again.
 ifneq ($(PYTHON),)
 ifneq ($(shell command -v "$(PYTHON)"),$(shell cat .venv/.python 2>/dev/null))
-.venv/.setup: FORCE
+.venv/.setup .venv/.setup-demo: FORCE
 endif
 endif
 
@@ -56,6 +59,10 @@ setup: .venv/.setup ## install missing system packages, create .venv, install Py
 	@scripts/setup base
 	@touch $@
 
+.venv/.setup-demo: scripts/setup requirements.txt
+	@scripts/setup demo
+	@touch $@
+
 .venv/.setup-test: .venv/.setup requirements-test.txt
 	@scripts/setup test
 	@touch $@
@@ -64,14 +71,15 @@ setup: .venv/.setup ## install missing system packages, create .venv, install Py
 	@scripts/setup dev
 	@touch $@
 
-# A change of NATIVE or QUICK triggers the configuration again.
+# A change of NATIVE, QUICK or TESTS triggers the configuration again.
 cached = $(shell sed -n 's/^GNOMON_$(1):BOOL=//p' build/CMakeCache.txt 2>/dev/null)
-ifneq ($(NATIVE) $(QUICK),$(call cached,NATIVE) $(call cached,QUICK))
+options := NATIVE QUICK TESTS
+ifneq ($(foreach name,$(options),$($(name))),$(foreach name,$(options),$(call cached,$(name))))
 build/build.ninja: FORCE
 endif
 
-build/build.ninja: .venv/.setup
-	$(configure) -B build -DGNOMON_NATIVE=$(NATIVE) -DGNOMON_QUICK=$(QUICK)
+build/build.ninja: .venv/.setup$(if $(filter OFF,$(TESTS)),-demo)
+	$(configure) -B build $(foreach name,$(options),-DGNOMON_$(name)=$($(name)))
 	@touch $@
 
 .PHONY: build

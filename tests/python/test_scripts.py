@@ -42,6 +42,22 @@ def test_make_demo_takes_any_path(tree, name):
     assert done.stdout == name
 
 
+def test_make_demo_leaves_out_what_only_tests_need(tree):
+    (tree / "scripts").mkdir()
+    for file in ("scripts/setup", "requirements.txt"):
+        (tree / file).touch()
+    demo = run(["make", "--dry-run", "demo"], tree).stdout
+    assert "scripts/setup demo" in demo
+    assert "-DGNOMON_TESTS=OFF" in demo
+    build = run(["make", "--dry-run", "build"], tree).stdout
+    assert "scripts/setup base" in build
+    assert "-DGNOMON_TESTS=ON" in build
+    # The tests of an existing build remain.
+    (tree / "build").mkdir()
+    (tree / "build/CMakeCache.txt").write_text("GNOMON_TESTS:BOOL=ON\n")
+    assert "-DGNOMON_TESTS=ON" in run(["make", "--dry-run", "demo"], tree).stdout
+
+
 #: Mocks of the programs that scripts/wheel calls; each appends its arguments to the file `log`.
 #: `pip wheel` writes a wheel of SIZE bytes.
 PROGRAMS = {
