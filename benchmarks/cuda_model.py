@@ -343,7 +343,7 @@ def main() -> int:
             continue
         blocks = sass.resident_blocks(kernel)
         found = predict(path, options.capability, blocks, kernel["threads"] // 32)
-        cycles = found.cycles / (16 * kernel["step"])  # a warp has 16 rows
+        cycles = found.cycles / (kernel["rows"] * kernel["step"])
         kind, function, dim = kernel["kernel"].split("-")
         if kind != "forward":
             times[f"{function}-{dim}"].append(cycles)

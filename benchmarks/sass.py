@@ -133,19 +133,23 @@ def _blocks(code: list[Instruction]) -> list[_Block]:
     return blocks
 
 
-def main_loop(code: list[Instruction], pairs: int, copies: int) -> list[Instruction]:
+#: Numbers of matrix products, exponentials and copies of 16 bytes.
+_Counts = tuple[int, int, int]
+
+
+def main_loop(code: list[Instruction], most: _Counts) -> list[Instruction]:
     """Returns the instructions of the common path once around the main loop.
 
     Of the paths around all loops, this is the one with the most matrix products; then with the
-    most exponentials, up to ``pairs`` (of a thread, per tile); then with the most copies of 16
-    bytes, up to ``copies`` (of the next tile); then the shortest: all pairs are visible, and no
-    exceptional case occurs. Inner loops are passed once.
+    most exponentials; then with the most copies of 16 bytes; then the shortest: all pairs are
+    visible, and no exceptional case occurs. Only as many of each count as ``most`` has, which are
+    those of one tile. Inner loops are passed once.
     """
     blocks = _blocks(code)
     best: tuple[tuple[int, int, int, int], list[int]] | None = None
     headers = {s for n, block in enumerate(blocks) for s in block.successors if s <= n}
     for header in sorted(headers):
-        found = _around(code, blocks, header, pairs, copies)
+        found = _around(code, blocks, header, most)
         if found is not None and (best is None or found[0] > best[0]):
             best = found
     if best is None:
@@ -154,11 +158,11 @@ def main_loop(code: list[Instruction], pairs: int, copies: int) -> list[Instruct
 
 
 #: The length and the blocks of a path, by its products, exponentials and copies.
-_Paths = dict[tuple[int, int, int], tuple[int, list[int]]]
+_Paths = dict[_Counts, tuple[int, list[int]]]
 
 
 def _around(
-    code: list[Instruction], blocks: list[_Block], header: int, pairs: int, copies: int
+    code: list[Instruction], blocks: list[_Block], header: int, most: _Counts
 ) -> tuple[tuple[int, int, int, int], list[int]] | None:
     """Returns the preferred path around one loop: its rank and its blocks."""
 
@@ -186,9 +190,9 @@ def _around(
                 tails = visit(successor)
             for rank, (length, tail) in tails.items():
                 key = (
-                    products + rank[0],
-                    min(exponentials + rank[1], pairs),
-                    min(wide + rank[2], copies),
+                    min(products + rank[0], most[0]),
+                    min(exponentials + rank[1], most[1]),
+                    min(wide + rank[2], most[2]),
                 )
                 if key not in found or size + length < found[key][0]:
                     found[key] = (size + length, [n, *tail])
@@ -238,8 +242,8 @@ def resident_blocks(kernel: dict[str, Any]) -> int:
 
 
 def pairs_of(kernel: dict[str, Any]) -> int:
-    """Returns the number of a thread's pairs in a tile: a warp has 16 rows."""
-    return 16 * kernel["step"] // 32
+    """Returns the number of a thread's pairs in a tile."""
+    return kernel["rows"] * kernel["step"] // 32
 
 
 def copies_of(kernel: dict[str, Any]) -> int:
@@ -257,8 +261,10 @@ def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | No
 
     Returns None if some of its products are in an inner loop, which the path would not repeat.
     """
-    path = main_loop(read(kernel["path"], nvdisasm), pairs_of(kernel), copies_of(kernel))
     kind, _, dim = kernel["kernel"].split("-")
     # One instruction multiplies 16 rows by 16 columns, for 8 rows of the other tile.
-    products = TILE_PRODUCTS[kind] * (kernel["step"] // 8) * (int(dim) // 16)
+    products = TILE_PRODUCTS[kind] * kernel["rows"] // 16 * (kernel["step"] // 8) * (int(dim) // 16)
+    path = main_loop(
+        read(kernel["path"], nvdisasm), (products, pairs_of(kernel), copies_of(kernel))
+    )
     return path if count(path, PRODUCT) == products else None

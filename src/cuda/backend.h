@@ -39,6 +39,9 @@ class Backend {
                       size_t bytes) = 0;
   // Returns uninitialised device memory, aligned to 256 bytes and valid until the end of the call.
   virtual void* Scratch(size_t bytes) = 0;
+  // The number of blocks that fills a GPU. It is the same for all GPUs, because results depend on
+  // it; tests choose others.
+  virtual int64_t BlocksToFill() const { return 264; }
 };
 
 // The kernel's function name in its translation unit, as shown by profilers.

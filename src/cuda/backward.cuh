@@ -20,7 +20,7 @@ struct Derivative {
   float t[3];
 };
 
-// The key of a row's largest score; -1 if the row sees no key.
+// The key whose score is the row's shift; -1 if the row sees no key.
 GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
   if (i >= p.queries) return -1;
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
@@ -158,7 +158,7 @@ template <class F, class C, bool kKeys>
 GNOMON_DEVICE void Backward(const Parameters& p) {
   constexpr bool kReads = ReadsTokens<F>();
   constexpr int kOwnScalars = kKeys ? F::kColumnScalars : F::kRowScalars;
-  const int rows_in_block = 16 * C::kWarps;
+  const int rows_in_block = RowsInBlock<C>();
   const int x_bytes = cuda::RowBytes(C::kType, C::kDim);
   const int y_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   const int word_count =
@@ -308,22 +308,25 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
 
     for (int h = first_h; h < last_h; ++h) {
       const HeadTerms head = LoadHead<F, C>(p, b, h);
-      const auto copy = [&](int start, int stage) {
-        const int other = Fresh(kKeys ? h : key_head);
-        if (kReads) {
-          CopyRows<C>(memory + at.other_x + stage * C::kStep * x_bytes,
-                      HeadOf<C>(kKeys ? p.x : p.y, b, other), start, C::kStep, low, high, p.dim,
-                      C::kDim);
-        }
-        CopyRows<C>(memory + at.other_y + stage * C::kStep * y_bytes,
-                    HeadOf<C>(kKeys ? p.d_o : p.v, b, other), start, C::kStep, low, high,
-                    p.value_dim, C::kValueDim);
-        unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
-        if (kKeys) {
-          CopyQueries<F, C>(words, p, b, h, start, low, high);
+      const auto other_words = [&] {
+        if constexpr (kKeys) {
+          return WordsOfQueries<F, C>(p, b, h);
         } else {
-          CopyKeys<F, C>(words, p, b, h, start, low, high);
+          return WordsOfKeys<F, C>(p, b, h);
         }
+      }();
+      const int other_head = kKeys ? h : key_head;
+      const bool advances = !kKeys || C::kDim <= 64;
+      TileRows<C> other_x(kKeys ? p.x : p.y, b, other_head, first, C::kDim, advances);
+      TileRows<C> other_y(kKeys ? p.d_o : p.v, b, other_head, first, C::kValueDim, advances);
+      const auto copy = [&](int start, int stage) {
+        if (kReads) {
+          other_x.Copy(memory + at.other_x + stage * C::kStep * x_bytes, start, low, high, p.dim,
+                       C::kDim);
+        }
+        other_y.Copy(memory + at.other_y + stage * C::kStep * y_bytes, start, low, high,
+                     p.value_dim, C::kValueDim);
+        other_words.Copy(memory + at.words + stage * word_count * C::kStep * 4, start, low, high);
         if (C::kBias == 1) {
           // Entry 0 of the window is that of the tile's last query and first key.
           const int query = kKeys ? start + C::kStep - 1 : begin + rows_in_block - 1;
@@ -349,7 +352,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         }
         own_query[r] = LoadQuery<F, C>(p, head, rows[r]);
         const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
-        own_softmax[r] = {p.largest[row], p.inverse[row], p.delta[row]};
+        own_softmax[r] = {p.shift[row], p.inverse[row], p.delta[row]};
         // A row without keys has zero gradients at any temperature.
         own_temperature[r] =
             C::kTemperature != 0 && own_softmax[r].inverse != 0 ? p.temperature[row] : 1.0f;
@@ -436,10 +439,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                 float weight = 0;
                 float w = 0;
                 if (score.seen) {
-                  // Scores are bitwise equal to those of the forward pass, so none exceeds the
-                  // largest.
-                  const float excess = score.value - softmax.largest;
-                  const float p_ij = Exp2(excess > 0 ? 0.0f : excess) * softmax.inverse;
+                  // Scores are bitwise equal to those of the forward pass.
+                  const float p_ij = Exp2(score.value - softmax.shift) * softmax.inverse;
                   const float kept = Kept<C>(p, query, j);
                   if (C::kRelativeValues != 0) {
                     dp[n][e] += SumOfEntries(

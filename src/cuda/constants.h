@@ -7,7 +7,8 @@
 //   kType         0 fp32, 1 bf16, 2 fp16
 //   kDim          columns of x and y, padded to a multiple of 16; 0 if unused
 //   kValueDim     columns of v, likewise padded
-//   kWarps        warps per block, each of which owns 16 rows
+//   kWarps        warps per block
+//   kRowTiles     tiles of 16 rows that each warp owns: 1, or 2 in the forward pass
 //   kResident     minimum resident blocks per multiprocessor, which limits registers; 0 means 1
 //   kStep         rows that a block loads at a time, a multiple of 16
 //   kStages       2: prefetches the next rows while the current ones are processed; 1: does not
@@ -28,6 +29,7 @@
   X(kDim)                        \
   X(kValueDim)                   \
   X(kWarps)                      \
+  X(kRowTiles)                   \
   X(kResident)                   \
   X(kStep)                       \
   X(kStages)                     \
@@ -62,7 +64,7 @@ constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segm
 }
 constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments,
                          int temperature, int dropout) {
-  // Five words are the ends of the key interval, the largest score, the inverse sum and delta.
+  // Five words are the ends of the key interval, the shift, the inverse sum and delta.
   return 5 + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments + temperature +
          2 * dropout;
 }

@@ -1,5 +1,5 @@
-// The forward pass. A block owns 16 queries per warp, all of one head, and iterates over the keys
-// that they attend to. A warp keeps its weights and sums in registers.
+// The forward pass. A block owns 16 or 32 queries per warp, all of one head, and iterates over the
+// keys that they attend to. A warp keeps its weights and sums in registers.
 #ifndef GNOMON_SRC_CUDA_FORWARD_CUH_
 #define GNOMON_SRC_CUDA_FORWARD_CUH_
 
@@ -22,13 +22,12 @@ GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
   return SumOfWarp(spoiled) != 0;
 }
 
-// Removes non-finite values from a tile and adds them only to the rows that attend to them, because
-// 0 times such a value is not 0. Bit 4 n + e of `hidden` tells whether the thread's pair [n][e] is
-// hidden.
-template <class C, int kTiles, int kOutputs>
-GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTiles][4],
-                              uint32 hidden, float (&o)[kOutputs][4]) {
-  const int warp = Thread() / 32;
+// Adds a tile's non-finite values only to the rows that attend to them, because 0 times such a
+// value is not 0. Bit 4 n + e of `hidden` tells whether the thread's pair [n][e] is hidden. The
+// pairs are those of 16 rows.
+template <class C>
+GNOMON_DEVICE void AddSpoiled(const unsigned char* values, const float (*weights)[4], uint32 hidden,
+                              float (*o)[4]) {
   const int lane = Thread() % 32;
   const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
 #pragma unroll
@@ -58,8 +57,15 @@ GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTil
       }
     }
   }
+}
+
+// Replaces a tile's rows of values that contain a non-finite value by zeros.
+template <class C>
+GNOMON_DEVICE void ClearSpoiled(unsigned char* values) {
+  const int lane = Thread() % 32;
+  const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   Barrier();
-  for (int c = warp; c < C::kStep; c += C::kWarps) {
+  for (int c = Thread() / 32; c < C::kStep; c += C::kWarps) {
     unsigned char* const row = values + c * row_bytes;
     if (!IsSpoiled<C>(row)) continue;
     // Each lane clears the elements that it has read.
@@ -89,7 +95,9 @@ GNOMON_DEVICE bool AnySpoiled(const Parameters& p, int b, int key_head, int firs
 template <class F, class C>
 GNOMON_DEVICE void Forward(const Parameters& p) {
   constexpr bool kReads = ReadsTokens<F>();
-  const int rows_in_block = 16 * C::kWarps;
+  constexpr int kPairs = GNOMON_SIZE(C::kRowTiles * C::kStep / 8, 16);
+  constexpr int kRows = GNOMON_SIZE(2 * C::kRowTiles, 4);
+  const int rows_in_block = RowsInBlock<C>();
   const int x_bytes = cuda::RowBytes(C::kType, C::kDim);
   const int v_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   const int word_count =
@@ -134,7 +142,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     last = Least(last, (part + 1) * of_part);
   }
 
-  Operand q[GNOMON_SIZE(C::kOwn != 0 ? C::kDim / Depth<C>() : 1, 32)];
+  Operand q[GNOMON_SIZE(C::kOwn != 0 ? C::kRowTiles * C::kDim / Depth<C>() : 1, 32)];
   if (kReads) {
     const Head queries = HeadOf<C>(p.x, b, h);
     CopyRows<C>(memory + at.own_x, queries, begin, rows_in_block, 0, p.queries, p.dim, C::kDim);
@@ -143,14 +151,19 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       CopyWait<0>();
       Barrier();
 #pragma unroll
-      for (int k = 0; k < C::kDim / Depth<C>(); ++k) {
-        LoadLeft<C>(q[k], memory + at.own_x, x_bytes, 16 * warp, k);
+      for (int t = 0; t < C::kRowTiles; ++t) {
+#pragma unroll
+        for (int k = 0; k < C::kDim / Depth<C>(); ++k) {
+          LoadLeft<C>(q[t * (C::kDim / Depth<C>()) + k], memory + at.own_x, x_bytes,
+                      16 * (C::kRowTiles * warp + t), k);
+        }
       }
       Barrier();
     }
   }
-  TileRows<C> key_rows(HeadOf<C>(p.y, b, key_head), first, C::kDim);
-  TileRows<C> value_rows(HeadOf<C>(p.v, b, key_head), first, C::kValueDim);
+  TileRows<C> key_rows(p.y, b, key_head, first, C::kDim);
+  TileRows<C> value_rows(p.v, b, key_head, first, C::kValueDim);
+  const auto key_words = WordsOfKeys<F, C>(p, b, h);
   const auto copy = [&](int start, int stage) {
     if (kReads) {
       key_rows.Copy(memory + at.other_x + stage * C::kStep * x_bytes, start, low, high, p.dim,
@@ -158,8 +171,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     }
     value_rows.Copy(memory + at.other_y + stage * C::kStep * v_bytes, start, low, high, p.value_dim,
                     C::kValueDim);
-    CopyKeys<F, C>(memory + at.words + stage * word_count * C::kStep * 4, p, b, h, start, low,
-                   high);
+    key_words.Copy(memory + at.words + stage * word_count * C::kStep * 4, start, low, high);
     if (C::kBias == 1) {
       CopyWords<C>(memory + at.bias + stage * (rows_in_block + C::kStep) * 4, head.bias,
                    start - begin - rows_in_block + p.queries, rows_in_block + C::kStep - 1, 0,
@@ -168,16 +180,34 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     CopyCommit();
   };
 
-  const int rows[2] = {begin + 16 * warp + lane / 4, begin + 16 * warp + lane / 4 + 8};
-  Query query[2] = {};
+  // The thread's rows are this one and every eighth row after it.
+  const int first_row = begin + 16 * C::kRowTiles * warp + lane / 4;
+  Query query[kRows] = {};
+  float o[GNOMON_SIZE(C::kRowTiles * C::kValueDim / 8, 32)][4] = {};
+  // A row's weights are relative to its shift `top`, the score of top_key. With 16 rows, it is the
+  // largest score. With 32 rows, it rises only if a score exceeds it by more than kMostExcess or
+  // outweighs all earlier keys of its lane: if it is above `limit`. Thus, if one key outweighs all
+  // others together, it is top_key.
+  constexpr float kMostExcess = 8;
+  const bool kLazy = C::kRowTiles == 2;
+  float limit[kRows];
+  float top[kRows];
+  float sum[kRows] = {};
+  int top_key[kRows];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (rows[r] < p.queries) query[r] = LoadQuery<F, C>(p, head, rows[r]);
+  for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+    if (first_row + 8 * r < p.queries) query[r] = LoadQuery<F, C>(p, head, first_row + 8 * r);
+    limit[r] = top[r] = -Infinity();
+    top_key[r] = -1;
   }
-  float o[GNOMON_SIZE(C::kValueDim / 8, 32)][4] = {};
-  float top[2] = {-Infinity(), -Infinity()};
-  float sum[2] = {};
-  int top_key[2] = {-1, -1};
+  // The places of row r and the tile's column 8 n + pair + c, and of row r and output column
+  // 8 n + pair + c.
+  const auto pair_at = [](auto& pairs, int r, int n, int c) -> float& {
+    return pairs[r / 2 * (C::kStep / 8) + n][r % 2 * 2 + c];
+  };
+  const auto output_at = [&o](int r, int n, int c) -> float& {
+    return o[r / 2 * (C::kValueDim / 8) + n][r % 2 * 2 + c];
+  };
   if (C::kRelativeValues != 0) ClearTables<C>(p, p.relative_weights, b, h, begin + 16 * warp);
   const bool any_spoiled =
       C::kHides != 0 && first < last && AnySpoiled<C>(p, b, key_head, first, last);
@@ -195,23 +225,36 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     return found;
   };
   // Adds the tile of keys at `start`. With `plain`, every query attends to every key in the tile,
-  // and the values are finite. This common case is separate, and has no branch between the weights
-  // and the last product, so that the compiler can overlap the two.
+  // and the values are finite. This common case is separate, and its only branch is before the
+  // weights, so that the compiler can overlap roots, exponentials and products. It fails and
+  // returns false if one of the warp's distances is near.
   const auto add_tile = [&](auto plain, int start, int stage) {
     const unsigned char* const key_tile = memory + at.other_x + stage * C::kStep * x_bytes;
     unsigned char* const value_tile = memory + at.other_y + stage * C::kStep * v_bytes;
     const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
     const unsigned char* const window = memory + at.bias + stage * (rows_in_block + C::kStep) * 4;
 
-    float s[GNOMON_SIZE(C::kStep / 8, 8)][4] = {};
+    float s[kPairs][4] = {};
     if (kReads) MultiplyRows<C, false>(s, q, memory + at.own_x, key_tile, C::kDim);
+    bool is_near = false;
     if constexpr (IsDistance<F>()) {
-      ToDistances<C, false>(s, p, head, rows[0], start + pair, [&](int n, int e) {
-        return NormsOf(query[e / 2], KeyOf<F, C>(words, 8 * n + pair + e % 2));
-      });
+#pragma unroll
+      for (int t = 0; t < C::kRowTiles; ++t) {
+        float (*const pairs)[4] = s + t * (C::kStep / 8);
+        const auto norms = [&](int n, int e) {
+          return NormsOf(query[2 * t + e / 2], KeyOf<F, C>(words, 8 * n + pair + e % 2));
+        };
+        if (plain.value) {
+          is_near = ConvertProducts<C>(pairs, norms) || is_near;
+        } else {
+          ToDistances<C, false>(pairs, p, head, first_row + 16 * t, start + pair, norms);
+        }
+      }
     }
-    float most[2] = {-Infinity(), -Infinity()};
-    uint32 hidden = 0;
+    float most[kRows];
+    uint32 hidden[GNOMON_SIZE(C::kRowTiles, 2)] = {};
+#pragma unroll
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) most[r] = -Infinity();
 #pragma unroll
     for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
@@ -219,58 +262,72 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
         const int column = 8 * n + pair + c;
         const Key key = KeyOf<F, C>(words, column);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int diagonal = column - (rows[r] - begin) + rows_in_block - 1;
-          float& place = s[n][2 * r + c];
-          const Score score = ScoreOf<F, C, plain.value>(p, head, query[r], key, rows[r],
+        for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+          const int row = first_row + 8 * r;
+          const int diagonal = column - (row - begin) + rows_in_block - 1;
+          float& place = pair_at(s, r, n, c);
+          const Score score = ScoreOf<F, C, plain.value>(p, head, query[r], key, row,
                                                          start + column, place, window, diagonal);
           place = score.value;
           most[r] = Larger(most[r], score.value);
           if (!plain.value && C::kHides != 0 && score.value == -Infinity()) {
-            hidden |= 1u << (4 * n + 2 * r + c);
+            hidden[r / 2] |= 1u << (4 * n + r % 2 * 2 + c);
           }
         }
       }
     }
+    bool rises = false;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int mask = 1; mask < 4; mask *= 2) most[r] = Larger(most[r], ShuffleXor(most[r], mask));
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+      if (!kLazy) most[r] = LargestOfRow(most[r]);
+      rises = rises || most[r] > (kLazy ? limit[r] : top[r]);
     }
     float shrunk[2] = {1.0f, 1.0f};
-    // Most tiles of a long row do not raise the maximum.
-    if (AnyOfWarp(most[0] > top[0] || most[1] > top[1])) {
+    // Most tiles of a long row do not raise the shift.
+    if (AnyOfWarp(rises || is_near)) {
+      if (IsDistance<F>() && plain.value && AnyOfWarp(is_near)) return false;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+        if (!kLazy) continue;
+        const bool exceeds = LargestOfRow(most[r] > limit[r] ? 1.0f : 0.0f) != 0;
+        const float largest = LargestOfRow(most[r]);
+        most[r] = exceeds ? largest : -Infinity();
+      }
+#pragma unroll
+      for (int r = 0; r < 2 * C::kRowTiles; ++r) {
         if (!(most[r] > top[r])) continue;
         const float shrink = Exp2(top[r] - most[r]);
         top[r] = most[r];
         sum[r] *= shrink;
-        if (C::kRelativeValues != 0) shrunk[r] = shrink;
+        if (C::kRelativeValues != 0) shrunk[r % 2] = shrink;
 #pragma unroll
         for (int d = 0; d < C::kValueDim / 8; ++d) {
-          o[d][2 * r] *= shrink;
-          o[d][2 * r + 1] *= shrink;
+#pragma unroll
+          for (int c = 0; c < 2; ++c) output_at(r, d, c) *= shrink;
         }
         top_key[r] = -1;
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            if (s[n][2 * r + c] == top[r]) top_key[r] = start + 8 * n + pair + c;
+            if (pair_at(s, r, n, c) == top[r]) top_key[r] = start + 8 * n + pair + c;
           }
         }
       }
+#pragma unroll
+      for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+        if (kLazy) limit[r] = top[r] + Least(kMostExcess, Log2(sum[r]));
+      }
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
       // If all scores so far are -inf (or NaN), any finite shift gives weights of 0 (or NaN).
       const float shift = top[r] == -Infinity() ? 0.0f : top[r];
 #pragma unroll
       for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          float& place = s[n][2 * r + c];
+          float& place = pair_at(s, r, n, c);
           place = Exp2(place - shift);
           sum[r] += place;
           if (C::kDropout != 0) place *= Kept<C>(p, query[r], start + 8 * n + pair + c);
@@ -278,7 +335,13 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       }
     }
     if (!plain.value && C::kHides != 0) {
-      if (is_spoiled(start)) AddSpoiled<C>(value_tile, s, hidden, o);
+      if (is_spoiled(start)) {
+#pragma unroll
+        for (int t = 0; t < C::kRowTiles; ++t) {
+          AddSpoiled<C>(value_tile, s + t * (C::kStep / 8), hidden[t], o + t * (C::kValueDim / 8));
+        }
+        ClearSpoiled<C>(value_tile);
+      }
     }
     AddRows<C>(o, s, value_tile, C::kValueDim, 0, C::kValueDim);
     if (C::kRelativeValues != 0) {
@@ -296,16 +359,17 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       WarpBarrier();
       AddToTables<C>(p, p.relative_weights, memory + at.scores, b, h, begin + 16 * warp, start);
     }
+    return true;
   };
   if (C::kStages == 2 && first < last) copy(first, 0);
   int stage = 0;
   for (int start = first; start < last; start += C::kStep) {
     WaitForTile<C>(copy, start);
     RequestNextTile<C>(copy, start, last, stage);
-    const bool sees_all = start >= low_of_all && start + C::kStep <= high_of_all;
-    if (sees_all && !is_spoiled(start)) {
-      add_tile(Whether<true>{}, start, stage);
-    } else {
+    bool is_plain = start >= low_of_all && start + C::kStep <= high_of_all && !is_spoiled(start);
+    // With relative values, all warps must reach the same barriers, so none may fail.
+    if (C::kRelativeValues != 0 && IsDistance<F>()) is_plain = false;
+    if (!is_plain || !add_tile(Whether<true>{}, start, stage)) {
       add_tile(Whether<false>{}, start, stage);
     }
     if (C::kStages == 2) stage ^= 1;
@@ -316,15 +380,14 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;
   float scales[2] = {};
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+    const int i = first_row + 8 * r;
     sum[r] = SumOfRow(sum[r]);
     const float scale = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
-    if (C::kRelativeValues != 0) scales[r] = scale;
-    float key = static_cast<float>(top_key[r]);
-#pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) key = Most(key, ShuffleXor(key, mask));
-    if (rows[r] >= p.queries) continue;
-    const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + rows[r];
+    if (C::kRelativeValues != 0) scales[r % 2] = scale;
+    const float key = LargestOfRow(static_cast<float>(top_key[r]));
+    if (i >= p.queries) continue;
+    const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + i;
     if (C::kParts != 0) {
       const Int64 to = part * all + row;
 #pragma unroll
@@ -332,7 +395,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int column = 8 * d + pair + c;
-          if (column < p.value_dim) p.partial[to * p.value_dim + column] = o[d][2 * r + c];
+          if (column < p.value_dim) p.partial[to * p.value_dim + column] = output_at(r, d, c);
         }
       }
       if (pair == 0) {
@@ -346,10 +409,10 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
 #pragma unroll
     for (int d = 0; d < C::kValueDim / 8; ++d) {
       const int column = 8 * d + pair;
-      const float even = o[d][2 * r] * scale;
-      const float odd = o[d][2 * r + 1] * scale;
+      const float even = output_at(r, d, 0) * scale;
+      const float odd = output_at(r, d, 1) * scale;
       if (p.o.data != nullptr) {
-        StorePair<C>(out.data, rows[r] * out.stride + column, even, odd, p.value_dim - column);
+        StorePair<C>(out.data, i * out.stride + column, even, odd, p.value_dim - column);
       }
       if (p.exact_o != nullptr) {
         if (column < p.value_dim) p.exact_o[row * p.value_dim + column] = even;

@@ -129,6 +129,7 @@ void LaunchContext::SetFeatures() {
   c.kType = Type();
   c.kDim = Padded(p_.dim);
   c.kValueDim = Padded(in_.shape.value_dim);
+  c.kRowTiles = 1;
   c.kBias = in_.bias.table == nullptr ? 0 : in_.bias.layout == nullptr ? 1 : 2;
   c.kKeyBias = in_.key_bias == nullptr ? 0 : in_.key_bias_low == nullptr ? 1 : 2;
   c.kPairBias = in_.pair_bias.data != nullptr ? 1 : 0;

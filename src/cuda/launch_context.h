@@ -75,6 +75,7 @@ class LaunchContext {
     Constants c;
     c.kType = Type();
     c.kWarps = 4;
+    c.kRowTiles = 1;
     return c;
   }
 
@@ -86,6 +87,8 @@ class LaunchContext {
 
   // Whether the rows of all arrays, which have the call's element type, are 16-byte aligned.
   bool Aligned(std::initializer_list<const Array*> arrays) const;
+
+  int64_t BlocksToFill() const { return backend_.BlocksToFill(); }
 
   // Launches a grid of x by y blocks, unless it is empty.
   void Launch(const char* kind, const Constants& c, int64_t x, int64_t y, int shared,

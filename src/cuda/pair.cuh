@@ -78,6 +78,12 @@ GNOMON_DEVICE void SetFactors(Query& q, const HeadTerms& head, float temperature
   if (IsDistance<F>()) q.near = NearShare(q.factor * kLn2, q.norm);
 }
 
+// The most arrays of words, out of `count`, that a warp copies.
+template <class C>
+GNOMON_DEVICE constexpr int WordsOfWarp(int count) {
+  return Most(1, GNOMON_SIZE(DivideUp(count, C::kWarps), count));
+}
+
 // Loads query i < Lq.
 template <class F, class C>
 GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i) {
@@ -118,28 +124,24 @@ GNOMON_DEVICE Key LoadKey(const Parameters& p, int b, int h, int j) {
   return k;
 }
 
-// Copies the words of keys [first, first + kStep) of a tile, with 0 for keys outside [low, high).
+// The words that are copied with a tile of keys.
 template <class F, class C>
-GNOMON_DEVICE void CopyKeys(unsigned char* to, const Parameters& p, int b, int h, int first,
-                            int low, int high) {
-  h = Fresh(h);
+GNOMON_DEVICE auto WordsOfKeys(const Parameters& p, int b, int h) {
+  constexpr int kWords = cuda::KeyWords(F::kColumnScalars, IsDistance<F>(),
+                                        GNOMON_SIZE(C::kKeyBias, 2), GNOMON_SIZE(C::kSegments, 1));
+  TileWords<C, WordsOfWarp<C>(kWords)> words;
   const Int64 key_head = static_cast<Int64>(b) * p.key_heads + h / p.group;
   const Int64 columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
   const Int64 in_heads = (static_cast<Int64>(b) * p.heads + h) * p.keys;
-  int warp = 0;
-  const auto copy = [&](const void* from, Int64 at) {
-    CopyWordsByWarp<C>(to, static_cast<const uint32*>(from) + at, first, C::kStep, low, high, warp);
-    to += 4 * C::kStep;
-    ++warp;
-  };
 #pragma unroll
   for (int s = 0; s < F::kColumnScalars; ++s) {
-    copy(p.column_scalars, s * columns + key_head * p.keys);
+    words.Add(p.column_scalars, s * columns + key_head * p.keys);
   }
-  if (IsDistance<F>()) copy(p.norm_y, key_head * p.keys);
-  if (C::kKeyBias != 0) copy(p.key_bias, in_heads);
-  if (C::kKeyBias == 2) copy(p.key_bias_low, in_heads);
-  if (C::kSegments != 0) copy(p.key_segments, static_cast<Int64>(b) * p.keys);
+  if (IsDistance<F>()) words.Add(p.norm_y, key_head * p.keys);
+  if (C::kKeyBias != 0) words.Add(p.key_bias, in_heads);
+  if (C::kKeyBias == 2) words.Add(p.key_bias_low, in_heads);
+  if (C::kSegments != 0) words.Add(p.key_segments, static_cast<Int64>(b) * p.keys);
+  return words;
 }
 template <class F, class C>
 GNOMON_DEVICE Key KeyOf(const unsigned char* words, int column) {
@@ -161,36 +163,34 @@ GNOMON_DEVICE Key KeyOf(const unsigned char* words, int column) {
 
 // Additional inputs of the backward pass that come from the query.
 struct RowSoftmax {
-  float largest, inverse, delta;
+  float shift, inverse, delta;
 };
+// The words that are copied with a tile of queries.
 template <class F, class C>
-GNOMON_DEVICE void CopyQueries(unsigned char* to, const Parameters& p, int b, int h, int first,
-                               int low, int high) {
-  h = Fresh(h);
+GNOMON_DEVICE auto WordsOfQueries(const Parameters& p, int b, int h) {
+  constexpr int kWords = cuda::QueryWords(
+      F::kRowScalars, IsDistance<F>(), GNOMON_SIZE(C::kKeyBias, 2), GNOMON_SIZE(C::kSegments, 1),
+      GNOMON_SIZE(C::kTemperature, 1), GNOMON_SIZE(C::kDropout, 1));
+  TileWords<C, WordsOfWarp<C>(kWords)> words;
   const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries;
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 in_batch = static_cast<Int64>(b) * p.queries;
-  int warp = 0;
-  const auto copy = [&](const void* from, Int64 at) {
-    CopyWordsByWarp<C>(to, static_cast<const uint32*>(from) + at, first, C::kStep, low, high, warp);
-    to += 4 * C::kStep;
-    ++warp;
-  };
-  copy(p.low, in_batch);
-  copy(p.high, in_batch);
-  copy(p.largest, row);
-  copy(p.inverse, row);
-  copy(p.delta, row);
+  words.Add(p.low, in_batch);
+  words.Add(p.high, in_batch);
+  words.Add(p.shift, row);
+  words.Add(p.inverse, row);
+  words.Add(p.delta, row);
 #pragma unroll
-  for (int s = 0; s < F::kRowScalars; ++s) copy(p.row_scalars, s * rows + row);
-  if (IsDistance<F>()) copy(p.norm_x, row);
-  if (C::kTemperature != 0) copy(p.temperature, row);
-  if (C::kKeyBias == 2) copy(p.key_bias_base, row);
-  if (C::kSegments != 0) copy(p.query_segments, in_batch);
+  for (int s = 0; s < F::kRowScalars; ++s) words.Add(p.row_scalars, s * rows + row);
+  if (IsDistance<F>()) words.Add(p.norm_x, row);
+  if (C::kTemperature != 0) words.Add(p.temperature, row);
+  if (C::kKeyBias == 2) words.Add(p.key_bias_base, row);
+  if (C::kSegments != 0) words.Add(p.query_segments, in_batch);
   if (C::kDropout != 0) {
-    copy(p.drop, row);
-    copy(p.drop, rows + row);
+    words.Add(p.drop, row);
+    words.Add(p.drop, rows + row);
   }
+  return words;
 }
 template <class F, class C>
 GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTerms& head,
@@ -204,7 +204,7 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   };
   q.low = static_cast<int>(BitsOf(take()));
   q.high = static_cast<int>(BitsOf(take()));
-  softmax.largest = take();
+  softmax.shift = take();
   softmax.inverse = take();
   softmax.delta = take();
 #pragma unroll
@@ -317,13 +317,9 @@ GNOMON_DEVICE float BeyondNear(const Norms& norms, float distance) {
 }
 
 // Converts a thread's products in a tile to squared distances; norms(n, e) returns the Norms of
-// pair [n][e]. Near distances are recomputed from token differences if their pairs are visible.
-// They are rare, so the common case only finds out whether there are any. The thread's pairs
-// combine rows `own` and own + 8 with rows other + 8 n and other + 8 n + 1. With `kKeys`, the
-// block's own rows are keys. Returns the pairs that were recomputed, as bits 4 n + e.
-template <class C, bool kKeys, int kTiles, class NormsOfPair>
-GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, const HeadTerms& head,
-                                 int own, int other, const NormsOfPair& norms) {
+// pair [n][e]. Returns whether some of the distances are near.
+template <class C, class NormsOfPair>
+GNOMON_DEVICE bool ConvertProducts(float (*s)[4], const NormsOfPair& norms) {
   float least = Infinity();
 #pragma unroll
   for (int n = 0; n < C::kStep / 8; ++n) {
@@ -334,7 +330,17 @@ GNOMON_DEVICE uint32 ToDistances(float (&s)[kTiles][4], const Parameters& p, con
       least = Min(least, BeyondNear(of_pair, s[n][e]));
     }
   }
-  if (least > 0) return 0;
+  return !(least > 0);
+}
+
+// Converts products like ConvertProducts(), and recomputes near distances from token differences if
+// their pairs are visible. The thread's pairs combine rows `own` and own + 8 with rows other + 8 n
+// and other + 8 n + 1. With `kKeys`, the block's own rows are keys. Returns the pairs that were
+// recomputed, as bits 4 n + e.
+template <class C, bool kKeys, class NormsOfPair>
+GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadTerms& head, int own,
+                                 int other, const NormsOfPair& norms) {
+  if (!ConvertProducts<C>(s, norms)) return 0;
   uint32 near = 0;
 #pragma unroll
   for (int n = 0; n < C::kStep / 8; ++n) {

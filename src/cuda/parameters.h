@@ -120,7 +120,7 @@ struct Parameters {
   // Backward pass.
   Array d_o;
   const float* d_lse;     // (B, H, Lq)
-  float* largest;         // (B, H, Lq): inf if a row sees no key
+  float* shift;           // (B, H, Lq): inf if a row sees no key
   float* inverse;         // (B, H, Lq): 1 / sum
   float* delta;           // (B, H, Lq)
   float* balanced_delta;  // (B, H, Lq): corrected by the pass over the keys

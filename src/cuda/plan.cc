@@ -5,13 +5,7 @@
 #include "cuda/constants.h"
 
 namespace gnomon::cuda {
-namespace {
-
-// Enough blocks to fill a large GPU. The number is fixed, because results must not depend on the
-// GPU.
-constexpr int64_t kBlocks = 264;
-
-}  // namespace
+namespace {}  // namespace
 
 Plan::Plan(const PairFunction& function, const Input& in, Backend& backend)
     : context_(function, in, backend),
@@ -70,18 +64,30 @@ void Plan::Forward(const Output& out) {
   c.kStages = bytes > 256 ? 1 : 2;
   c.kOwn = context_.Type() != 0 && bytes <= 256 ? 1 : 0;
   if (n_.queries <= 16) c.kWarps = 1;
-  // Plain kernels need only a few registers more than this limit leaves them. With terms, they
-  // would spill registers.
-  const bool is_plain = Terms() == 0 && c.kBias == 0 && Scalars() <= 2;
-  if (c.kOwn != 0 && bytes <= 128 && c.kWarps == 4 && is_plain) c.kResident = 3;
+  const bool halves = context_.Type() != 0 && bytes <= 256;
+  const bool fills = context_.heads() * Up(n_.queries, 128) >= context_.BlocksToFill();
+  if (Terms() == 0 && c.kBias == 0 && halves && n_.queries > 16) {
+    if (Scalars() == 0 && !distance_ && fills) {
+      // With 32 rows, a warp loads a tile's rows half as often.
+      c.kRowTiles = 2;
+      c.kOwn = bytes <= 128 ? 1 : 0;
+      c.kStep = bytes > 128 ? 32 : bytes > 64 ? 48 : 64;
+    } else if (bytes <= 128 || Scalars() > 0) {
+      // Roots and other slow instructions need more warps, which must then leave the queries in
+      // shared memory.
+      c.kOwn = distance_ ? 0 : 1;
+      c.kResident = Scalars() <= 3 || distance_ ? 3 : 0;
+    }
+  }
   c.kAligned = context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.o}) ? 1 : 0;
   // Splits the keys into parts if there are too few blocks to fill a GPU.
-  const int64_t blocks = context_.heads() * Up(n_.queries, 16 * c.kWarps);
+  const int64_t rows_in_block = 16 * c.kRowTiles * c.kWarps;
+  const int64_t blocks = context_.heads() * Up(n_.queries, rows_in_block);
   const int64_t tiles = Up(n_.keys, c.kStep);
   constexpr int64_t kLeastTiles = 4;
   const int64_t most_parts = has_values ? 1 : std::max<int64_t>(1, tiles);
-  const int64_t parts =
-      std::clamp<int64_t>(std::min(kBlocks / blocks, tiles / kLeastTiles), 1, most_parts);
+  const int64_t parts = std::clamp<int64_t>(
+      std::min(context_.BlocksToFill() / blocks, tiles / kLeastTiles), 1, most_parts);
   p_.tiles_in_part = static_cast<int>(std::max<int64_t>(1, Up(tiles, parts)));
   p_.parts = static_cast<int>(std::max<int64_t>(1, Up(tiles, p_.tiles_in_part)));
   c.kParts = p_.parts > 1 ? 1 : 0;
@@ -92,9 +98,9 @@ void Plan::Forward(const Output& out) {
   const int words =
       KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments));
   const SharedLayout layout = ForwardLayout(
-      context_.Type(), Int(c.kDim), Int(c.kValueDim), Int(16 * c.kWarps), Int(c.kStep),
+      context_.Type(), Int(c.kDim), Int(c.kValueDim), Int(rows_in_block), Int(c.kStep),
       Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(c.kRelativeValues));
-  const int64_t of_head = Up(n_.queries, 16 * c.kWarps) * p_.parts;
+  const int64_t of_head = Up(n_.queries, rows_in_block) * p_.parts;
   relative_.ForEachSlice(/*is_backward=*/false, [&](int64_t first, int64_t count) {
     if (c.kRelativeKeys != 0) relative_.MultiplyByKeys(count);
     context_.Launch("forward", c, count * of_head, 1, layout.size, function_.name);
@@ -144,7 +150,7 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   p_.chunks = Int(Up(std::max(c.kDim, c.kValueDim), c.kColumns));
   c.kAligned = context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.d_o, &p_.d_x, &p_.d_y, &p_.d_v}) ? 1 : 0;
 
-  p_.largest = context_.New<float>(Size(context_.rows()));
+  p_.shift = context_.New<float>(Size(context_.rows()));
   p_.inverse = context_.New<float>(Size(context_.rows()));
   float* const delta = context_.New<float>(Size(context_.rows()));
   p_.balanced_delta = context_.New<float>(Size(context_.rows()));
@@ -211,7 +217,8 @@ void Plan::PassOverKeys(const Constants& c, int64_t count) {
 int64_t Plan::PartsOfKeys(const Constants& c, const Gradient& gradient) const {
   const int64_t blocks = Up(n_.keys, 16 * c.kWarps);
   if (gradient.bias.table == nullptr) return blocks;
-  return std::min(blocks, Up(2 * kBlocks, std::max<int64_t>(1, n_.batch * n_.key_heads)));
+  return std::min(blocks,
+                  Up(2 * context_.BlocksToFill(), std::max<int64_t>(1, n_.batch * n_.key_heads)));
 }
 
 void Plan::PrepareSums(const Constants& c, const Gradient& gradient) {

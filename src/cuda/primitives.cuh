@@ -205,15 +205,15 @@ constexpr float kLn2 = 0.693147181f;
 GNOMON_DEVICE float Infinity() { return FromBits(0x7f800000u); }
 
 template <class T>
-GNOMON_DEVICE T Least(T a, T b) {
+GNOMON_DEVICE constexpr T Least(T a, T b) {
   return a < b ? a : b;
 }
 template <class T>
-GNOMON_DEVICE T Most(T a, T b) {
+GNOMON_DEVICE constexpr T Most(T a, T b) {
   return a > b ? a : b;
 }
 template <class T>
-GNOMON_DEVICE T DivideUp(T a, T b) {
+GNOMON_DEVICE constexpr T DivideUp(T a, T b) {
   return (a + b - 1) / b;
 }
 
@@ -427,13 +427,17 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
 }
 
 // Copies the rows of consecutive tiles like CopyRows(). In the common case, a thread's address
-// only advances from tile to tile.
+// only advances from tile to tile, if there are registers for it (`advances`).
 template <class C>
 class TileRows {
  public:
-  // `first`: the first row of the first tile; `padded`: the tiles' columns.
-  GNOMON_DEVICE TileRows(const Head& from, int first, int padded) : from_(from) {
-    if (C::kAligned == 0) return;
+  // `first`: the first row of the first tile; `padded`: the tiles' columns. The array is a kernel
+  // argument, so it needs no registers.
+  GNOMON_DEVICE TileRows(const Array& array, int b, int h, int first, int padded,
+                         bool advances = true)
+      : array_(array), b_(b), h_(h), advances_(advances && C::kAligned != 0) {
+    if (!advances_) return;
+    const Head from = HeadOf<C>(array, b, h);
     const int pieces = padded * Bytes<C>() / 16;
     const int r = Thread() / pieces;
     const int byte = Thread() % pieces * 16;
@@ -447,20 +451,24 @@ class TileRows {
     const int threads = 32 * C::kWarps;
     const int pieces = padded * Bytes<C>() / 16;
     const int at_once = threads / pieces;
-    if (C::kAligned != 0 && threads % pieces == 0 && C::kStep % at_once == 0) {
+    if (advances_ && threads % pieces == 0 && C::kStep % at_once == 0) {
       const unsigned char* const row = row_;
-      row_ += C::kStep * from_.stride * Bytes<C>();
+      row_ += C::kStep * array_.stride[2] * Bytes<C>();
       if (columns == padded && first >= low && first + C::kStep <= high) {
-        CopyWholeRows<C>(to + place_, row, from_.stride, C::kStep, at_once,
+        CopyWholeRows<C>(to + place_, row, array_.stride[2], C::kStep, at_once,
                          cuda::RowBytes(C::kType, padded));
         return;
       }
     }
-    CopyRows<C>(to, from_, first, C::kStep, low, high, columns, padded);
+    CopyRows<C>(to, HeadOf<C>(array_, Fresh(b_), Fresh(h_)), first, C::kStep, low, high, columns,
+                padded);
   }
 
  private:
-  Head from_;
+  const Array& array_;
+  int b_;
+  int h_;
+  bool advances_;
   int place_ = 0;
   const unsigned char* row_ = nullptr;
 };
@@ -480,19 +488,52 @@ GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int
                              int high) {
   CopyWords(to, from, first, count, low, high, Fresh(Thread()), 32 * C::kWarps);
 }
-// Calls CopyWords on the n-th warp only, counted modulo the number of warps.
-template <class C>
-GNOMON_DEVICE void CopyWordsByWarp(unsigned char* to, const void* from, int first, int count,
-                                   int low, int high, int n) {
-  const int thread = Fresh(Thread());
-  if (thread / 32 != n % C::kWarps) return;
-  CopyWords(to, from, first, count, low, high, thread % 32, 32);
-}
 
-// Adds up the numbers of the four lanes that share a row of a tile.
+// Copies the words of consecutive tiles from several arrays, which the warps divide among
+// themselves. A warp copies at most `kMost` of them.
+template <class C, int kMost>
+class TileWords {
+ public:
+  // Adds the next array. Element `at` is the word of row 0.
+  GNOMON_DEVICE void Add(const void* from, Int64 at) {
+    const int n = count_++;
+    if (n % C::kWarps == Thread() / 32) {
+      from_[n / C::kWarps] = static_cast<const uint32*>(from) + at + Thread() % 32;
+    }
+  }
+  // Copies the words of rows first ... first + kStep - 1 of each array, with 0 for rows outside
+  // [low, high), which are not read.
+  GNOMON_DEVICE void Copy(unsigned char* to, int first, int low, int high) const {
+    const int warp = Thread() / 32;
+    const int lane = Thread() % 32;
+    const bool inside = first >= low && first + C::kStep <= high;
+#pragma unroll
+    for (int n = 0; n < DivideUp(count_, C::kWarps); ++n) {
+      const int array = n * C::kWarps + warp;
+      if (array >= count_) return;
+#pragma unroll
+      for (int r = 0; r < C::kStep; r += 32) {
+        if (r + 32 > C::kStep && r + lane >= C::kStep) return;
+        const bool exists = inside || (first + r + lane >= low && first + r + lane < high);
+        CopyAsync4(to + 4 * (array * C::kStep + r + lane),
+                   from_[n] + (exists ? first + r : low - lane), exists);
+      }
+    }
+  }
+
+ private:
+  int count_ = 0;
+  const uint32* from_[kMost] = {};
+};
+
+// Reduces the numbers of the four lanes that share a row of a tile.
 GNOMON_DEVICE float SumOfRow(float a) {
   a += ShuffleXor(a, 1);
   return a + ShuffleXor(a, 2);
+}
+GNOMON_DEVICE float LargestOfRow(float a) {
+  a = Larger(a, ShuffleXor(a, 1));
+  return Larger(a, ShuffleXor(a, 2));
 }
 GNOMON_DEVICE float SumOfWarp(float a) {
 #pragma unroll

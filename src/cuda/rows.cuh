@@ -156,7 +156,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
   const Head o = HeadOf<C>(p.o, b, h);
   const Head v = HeadOf<C>(p.v, b, h / p.group);
   CopyRows<C>(d_o_tile, d_o, begin, 16, 0, p.queries, p.value_dim, C::kValueDim);
-  // Row r of value_tile is the value of the key with the largest score in row r.
+  // Row r of value_tile is the value of the key whose score is the shift of row r.
   for (int r = 0; r < 16; ++r) {
     const float top = begin + r < p.queries ? p.statistics[2 * rows + first + r] : -1.0f;
     const int key = static_cast<int>(top);
@@ -226,12 +226,12 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     const float d_lse = p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
     if (sum == 0.0f) {
       // 2^(s - inf) = 0: a row without keys gets no weights and no gradients.
-      p.largest[row] = Infinity();
+      p.shift[row] = Infinity();
       p.inverse[row] = 0;
       p.delta[row] = 0;
       continue;
     }
-    p.largest[row] = p.statistics[row];
+    p.shift[row] = p.statistics[row];
     p.inverse[row] = 1.0f / sum;
     // A sum of 1 means that all other weights are below the rounding error.
     if (kept != 0) others = kept * largest_product + (sum == 1.0f ? 0.0f : others);

@@ -25,7 +25,16 @@ GNOMON_DEVICE void RequestNextTile(const Copy& copy, int start, int last, int st
   if (C::kStages == 2 && start + C::kStep < last) copy(start + C::kStep, stage ^ 1);
 }
 
-// Adds to s the products of the warp's own 16 rows with the rows of a tile, over `columns` columns.
+// The number of rows that a block owns.
+template <class C>
+GNOMON_DEVICE constexpr int RowsInBlock() {
+  return 16 * C::kRowTiles * C::kWarps;
+}
+
+// Arrays of the pairs of a warp's rows and a tile contain those of the first 16 rows, then those of
+// the second 16 rows if the warp has 32. The same holds for a warp's own rows and its sums.
+
+// Adds to s the products of the warp's own rows with the rows of a tile, over `columns` columns.
 // The warp's own rows are in registers or at `own_tile`.
 template <class C, bool kSwapped, int kTiles, int kOwned>
 GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwned],
@@ -37,17 +46,26 @@ GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwn
   // would load all of them at once and exhaust the registers. The emulation omits the pragma,
   // because kOwn is not a constant there.
 #ifndef GNOMON_CUDA_EMULATION
-#pragma unroll(C::kOwn != 0 ? 32 : 4)
+#pragma unroll(C::kOwn != 0 || (C::kType != 0 && C::kDim <= 128) ? 32 : 4)
 #endif
   for (int k = 0; k < columns / Depth<C>(); ++k) {
-    Operand left;
-    if (C::kOwn == 0) LoadLeft<C>(left, own_tile, row_bytes, 16 * warp, k);
+    Operand left[GNOMON_SIZE(C::kRowTiles, 2)];
+    if (C::kOwn == 0) {
+#pragma unroll
+      for (int t = 0; t < C::kRowTiles; ++t) {
+        LoadLeft<C>(left[t], own_tile, row_bytes, 16 * (C::kRowTiles * warp + t), k);
+      }
+    }
 #pragma unroll
     for (int n = 0; n < C::kStep / 16; ++n) {
       Operand right;
       LoadRight<C>(right, tile, row_bytes, 16 * n, k);
-      MultiplyAdd<C, kSwapped>(s[2 * n], C::kOwn != 0 ? own[k] : left, right, 0);
-      MultiplyAdd<C, kSwapped>(s[2 * n + 1], C::kOwn != 0 ? own[k] : left, right, 1);
+#pragma unroll
+      for (int t = 0; t < C::kRowTiles; ++t) {
+        const Operand& mine = C::kOwn != 0 ? own[t * (columns / Depth<C>()) + k] : left[t];
+        MultiplyAdd<C, kSwapped>(s[t * (C::kStep / 8) + 2 * n], mine, right, 0);
+        MultiplyAdd<C, kSwapped>(s[t * (C::kStep / 8) + 2 * n + 1], mine, right, 1);
+      }
     }
   }
 }
@@ -60,15 +78,21 @@ GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTi
   const int row_bytes = cuda::RowBytes(C::kType, columns);
 #pragma unroll
   for (int k = 0; k < C::kStep / Depth<C>(); ++k) {
-    Operand left;
-    ToLeft<C>(left, weights, k);
+    Operand left[GNOMON_SIZE(C::kRowTiles, 2)];
+#pragma unroll
+    for (int t = 0; t < C::kRowTiles; ++t) {
+      ToLeft<C>(left[t], weights, t * (C::kStep / Depth<C>()) + k);
+    }
 #pragma unroll
     for (int d = 0; d < count / 16; ++d) {
       if (first + 16 * d >= columns) continue;
       Operand right;
       LoadRightRows<C>(right, tile, row_bytes, k, first + 16 * d);
-      MultiplyAdd<C, false>(out[2 * d], left, right, 0);
-      MultiplyAdd<C, false>(out[2 * d + 1], left, right, 1);
+#pragma unroll
+      for (int t = 0; t < C::kRowTiles; ++t) {
+        MultiplyAdd<C, false>(out[t * (count / 8) + 2 * d], left[t], right, 0);
+        MultiplyAdd<C, false>(out[t * (count / 8) + 2 * d + 1], left[t], right, 1);
+      }
     }
   }
 }

@@ -27,7 +27,9 @@ using cuda::Element;
 using cuda::KernelName;
 
 constexpr Form kForms[] = {
-    {"Plain", Element::kBFloat16, 64, false, false, false, false, false},
+    {"Plain", Element::kBFloat16, 64, false, false, false, false, false, 64},
+    {"PlainFewHeads", Element::kFloat16, 64, false, false, false, false, false},
+    {"PlainWide", Element::kBFloat16, 128, false, false, false, false, false, 64},
     {"BiasFp32", Element::kFloat32, 64, true, false, false, false, false},
     {"MaskWide", Element::kFloat16, 128, true, true, false, false, false},
     {"All", Element::kBFloat16, 64, true, true, true, false, true},

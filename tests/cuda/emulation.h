@@ -232,7 +232,8 @@ struct EmulatedOrder {
 
 class EmulatedBackend final : public cuda::Backend {
  public:
-  explicit EmulatedBackend(EmulatedOrder order = {}) : order_(order) {}
+  explicit EmulatedBackend(EmulatedOrder order = {}, int64_t blocks_to_fill = 264)
+      : order_(order), blocks_to_fill_(blocks_to_fill) {}
   ~EmulatedBackend() override;
   EmulatedBackend(const EmulatedBackend&) = delete;
   EmulatedBackend& operator=(const EmulatedBackend&) = delete;
@@ -241,12 +242,14 @@ class EmulatedBackend final : public cuda::Backend {
   void Launch(const cuda::KernelName& name, const cuda::LaunchShape& shape, const void* parameters,
               size_t bytes) override;
   void* Scratch(size_t bytes) override;
+  int64_t BlocksToFill() const override { return blocks_to_fill_; }
 
   const std::vector<cuda::KernelName>& launched() const { return launched_; }
   int64_t largest_shared() const { return largest_shared_; }
 
  private:
   EmulatedOrder order_;
+  int64_t blocks_to_fill_;
   std::vector<void*> scratch_;
   std::vector<cuda::KernelName> launched_;
   int64_t largest_shared_ = 0;

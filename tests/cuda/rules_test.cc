@@ -147,6 +147,43 @@ TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
   }
 }
 
+// With 32 rows per warp, a row's shift may be below its largest score, unless one key outweighs all
+// others: its score must then be the shift, because the backward pass depends on it.
+TEST(ShiftTest, IsTheScoreOfAKeyThatOutweighsAllOthers) {
+  Problem<float> p = ProblemOf(
+      EmulatedPairFunction("dot"),
+      {.shape = {1, 2, 1, 131, 700, 8, 8}, .left = 400, .query_offset = 400}, Element::kBFloat16);
+  p.factor = {1, 64};
+  std::vector<float> statistics;
+  RunCuda(p, {.element = Element::kBFloat16,
+              .fills = true,
+              .forward_only = true,
+              .statistics = &statistics});
+  const size_t rows = p.d_lse.size();
+  const Problem<double> q = p.InDouble();
+  std::vector<double> expected(3 * rows);
+  Array<double> o(q.d_o.size(), false, 0.0);
+  std::vector<double> lse(rows);
+  AttentionForward(p.function, q.Input(), {o.view(), lse.data(), expected.data()});
+  int64_t single = 0;
+  int64_t lower = 0;
+  for (size_t row = 0; row < rows; ++row) {
+    const double shift = statistics[row];
+    const double tolerance = 2e-6 * std::abs(expected[row]) + 2e-6;
+    EXPECT_NEAR(shift + std::log2(statistics[rows + row]),
+                expected[row] + std::log2(expected[rows + row]), 2 * tolerance);
+    EXPECT_LE(shift, expected[row] + tolerance);
+    EXPECT_GE(shift, expected[row] - 8 - tolerance);
+    lower += shift < expected[row] - 0.01 ? 1 : 0;
+    if (expected[rows + row] > 1.9) continue;
+    ++single;
+    EXPECT_NEAR(shift, expected[row], tolerance);
+    EXPECT_EQ(statistics[2 * rows + row], expected[2 * rows + row]) << row;
+  }
+  EXPECT_GT(single, 50);
+  EXPECT_GT(lower, 20);
+}
+
 // Tests with NaN and infinities.
 
 std::vector<std::vector<float>> Rows(const Problem<float>& p, Element element, size_t order) {
