@@ -285,8 +285,8 @@ struct AttentionOutput {
   // (3, B, H, Lq), contiguous; not stored if null. The backward pass uses them, as does code that
   // merges results for subsets of the keys. For each row: the maximum m of s_ij / ln 2, the sum of
   // 2^(s_ij / ln 2 - m), and the index of the key with the maximum (-1 if there is none or it is
-  // unknown). lse alone is not accurate enough: its rounding error, 6e-8 |lse|, would affect every
-  // weight.
+  // unknown). On GPUs, m and its key may be those of a score that is at most 8 below the maximum.
+  // lse alone is not accurate enough: its rounding error, 6e-8 |lse|, would affect every weight.
   T* statistics = nullptr;
 };
 

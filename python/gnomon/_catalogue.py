@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+from gnomon import _library
 from gnomon._checks import wrong_type
-from gnomon._library import answer, ops, query
+from gnomon._library import ops, query
 
 
 def catalogue() -> dict[str, list[dict[str, Any]]]:
@@ -63,7 +64,7 @@ def load_terms(path: str | os.PathLike[str]) -> list[str]:
     if not isinstance(path, (str, os.PathLike)):
         raise wrong_type("load_terms", "path", path, "a path")
     names: list[str] = ops.load_terms(os.fspath(path))
-    answer.cache_clear()
+    _library.loads += 1
     _ENTRIES.update(_entries_by_name())
     return names
 

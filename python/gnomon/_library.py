@@ -46,15 +46,16 @@ TERMS_SYMBOL = _build.TERMS_SYMBOL.replace(
 )
 
 ops = torch.ops.gnomon
+#: How often load_terms() has changed the answers to queries.
+loads = 0
 
 
 @functools.lru_cache
-def answer(question: str, *arguments: object) -> str:
-    """Returns the answer to a query as JSON; load_terms() clears the cache."""
+def _answer(loads: int, question: str, arguments: tuple[object, ...]) -> str:
     text: str = ops.query(question, json.dumps(arguments))
     return text
 
 
 def query(question: str, *arguments: object) -> Any:
     """Answers a question about specifications; src/ops/library.cc lists the questions."""
-    return json.loads(answer(question, *arguments))
+    return json.loads(_answer(loads, question, arguments))

@@ -5,7 +5,6 @@
 #include "cuda/constants.h"
 
 namespace gnomon::cuda {
-namespace {}  // namespace
 
 Plan::Plan(const PairFunction& function, const Input& in, Backend& backend)
     : context_(function, in, backend),
@@ -65,7 +64,10 @@ void Plan::Forward(const Output& out) {
   c.kOwn = context_.Type() != 0 && bytes <= 256 ? 1 : 0;
   if (n_.queries <= 16) c.kWarps = 1;
   const bool halves = context_.Type() != 0 && bytes <= 256;
-  const bool fills = context_.heads() * Up(n_.queries, 128) >= context_.BlocksToFill();
+  // Blocks of 128 rows must fill a GPU, and have at most an eighth more rows than blocks of 64.
+  const int64_t tall = Up(n_.queries, 128);
+  const bool fills =
+      context_.heads() * tall >= context_.BlocksToFill() && 16 * tall <= 9 * Up(n_.queries, 64);
   if (Terms() == 0 && c.kBias == 0 && halves && n_.queries > 16) {
     if (Scalars() == 0 && !distance_ && fills) {
       // With 32 rows, a warp loads a tile's rows half as often.
@@ -76,7 +78,7 @@ void Plan::Forward(const Output& out) {
       // Roots and other slow instructions need more warps, which must then leave the queries in
       // shared memory.
       c.kOwn = distance_ ? 0 : 1;
-      c.kResident = Scalars() <= 3 || distance_ ? 3 : 0;
+      c.kResident = Scalars() <= 4 ? 3 : 0;
     }
   }
   c.kAligned = context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.o}) ? 1 : 0;

@@ -474,19 +474,15 @@ class TileRows {
 };
 
 // Copies words first ... first + count - 1, with 0 for words outside [low, high), which are not
-// read. `thread` is the calling thread's index among the copying threads.
-GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
-                             int high, int thread, int threads) {
-#pragma unroll 1
-  for (int n = thread; n < count; n += threads) {
-    const bool inside = first + n >= low && first + n < high;
-    CopyAsync4(to + 4 * n, static_cast<const uint32*>(from) + (inside ? first + n : low), inside);
-  }
-}
+// read.
 template <class C>
 GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int count, int low,
                              int high) {
-  CopyWords(to, from, first, count, low, high, Fresh(Thread()), 32 * C::kWarps);
+#pragma unroll 1
+  for (int n = Fresh(Thread()); n < count; n += 32 * C::kWarps) {
+    const bool inside = first + n >= low && first + n < high;
+    CopyAsync4(to + 4 * n, static_cast<const uint32*>(from) + (inside ? first + n : low), inside);
+  }
 }
 
 // Copies the words of consecutive tiles from several arrays, which the warps divide among
@@ -513,7 +509,7 @@ class TileWords {
       if (array >= count_) return;
 #pragma unroll
       for (int r = 0; r < C::kStep; r += 32) {
-        if (r + 32 > C::kStep && r + lane >= C::kStep) return;
+        if (r + 32 > C::kStep && r + lane >= C::kStep) break;
         const bool exists = inside || (first + r + lane >= low && first + r + lane < high);
         CopyAsync4(to + 4 * (array * C::kStep + r + lane),
                    from_[n] + (exists ? first + r : low - lane), exists);

@@ -182,7 +182,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     const int column = r % 8;
     const float mine = r < 8 ? (column % 2 == 0 ? product[0][0] : product[0][1])
                              : (column % 2 == 0 ? product[1][2] : product[1][3]);
-    float largest_product = Shuffle(mine, 4 * column + column / 2);
+    float shift_product = Shuffle(mine, 4 * column + column / 2);
     const int i = begin + r;
     if (i >= p.queries) break;
     const Int64 row = first + r;
@@ -200,9 +200,9 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     const int key = static_cast<int>(top);
     const Int64 position = C::kRelativeValues != 0 ? QueryOffset(p, b) + i : 0;
     if (C::kRelativeValues != 0 && kept != 0) {
-      largest_product += SumOfEntries(
-          p.relative_layout, p.relative_products + (row - p.relative_row) * p.relative_size,
-          position, key);
+      shift_product += SumOfEntries(p.relative_layout,
+                                    p.relative_products + (row - p.relative_row) * p.relative_size,
+                                    position, key);
     }
     float others = 0;
     for (int d = lane; d < p.value_dim; d += 32) {
@@ -234,7 +234,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     p.shift[row] = p.statistics[row];
     p.inverse[row] = 1.0f / sum;
     // A sum of 1 means that all other weights are below the rounding error.
-    if (kept != 0) others = kept * largest_product + (sum == 1.0f ? 0.0f : others);
+    if (kept != 0) others = kept * shift_product + (sum == 1.0f ? 0.0f : others);
     p.delta[row] = others - d_lse;
   }
 }

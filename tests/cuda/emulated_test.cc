@@ -38,7 +38,7 @@ std::vector<Case> Cases() {
       {"CausalBiasGqa",
        {.shape = {2, 4, 2, 35, 35, 17, 3}, .right = 0, .bias = kShared, .padded = true}},
       // With 32 rows per warp, the first block has 128 queries, of which all see the first tiles.
-      {"LongCausal", {.shape = {1, 1, 1, 131, 200, 16, 16}, .right = 0, .query_offset = 69}},
+      {"LongCausal", {.shape = {1, 1, 1, 230, 300, 16, 16}, .right = 0, .query_offset = 69}},
       {"Window", {.shape = {1, 2, 1, 90, 90, 8, 40}, .left = 30, .right = 5, .bias = kShared}},
       {"LengthsAndStarts",
        {.shape = {3, 2, 1, 20, 100, 16, 16},
@@ -173,7 +173,7 @@ TEST(WideHeadsTest, MatchTheReference) {
         const bool plain = n / std::size(kElements) % 2 != 0;
         const Problem<float> p =
             ProblemOf(EmulatedPairFunction(name),
-                      {.shape = {1, 2, 1, 37, 66, dim, value_dim},
+                      {.shape = {1, 2, 1, 67, 66, dim, value_dim},
                        .right = 40,
                        .bias = plain ? ProblemOptions::kNoBias : ProblemOptions::kSharedBias},
                       element);

@@ -152,7 +152,7 @@ TEST_P(RulesTest, StatisticsAreThoseOfTheReference) {
 TEST(ShiftTest, IsTheScoreOfAKeyThatOutweighsAllOthers) {
   Problem<float> p = ProblemOf(
       EmulatedPairFunction("dot"),
-      {.shape = {1, 2, 1, 131, 700, 8, 8}, .left = 400, .query_offset = 400}, Element::kBFloat16);
+      {.shape = {1, 2, 1, 230, 700, 8, 8}, .left = 400, .query_offset = 400}, Element::kBFloat16);
   p.factor = {1, 64};
   std::vector<float> statistics;
   RunCuda(p, {.element = Element::kBFloat16,

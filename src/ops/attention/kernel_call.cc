@@ -54,7 +54,7 @@ void FillEmpty(Outputs& outputs) {
   auto& [o, lse, statistics] = outputs;
   o.zero_();
   lse.fill_(-std::numeric_limits<double>::infinity());
-  // The statistics of a row without keys: the largest score, the sum of weights, and no key (-1).
+  // The statistics of a row without keys: the maximum, the sum of weights, and no key (-1).
   statistics[0].fill_(-std::numeric_limits<double>::infinity());
   statistics[1].zero_();
   statistics[2].fill_(-1);
