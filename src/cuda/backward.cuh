@@ -161,10 +161,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const int rows_in_block = RowsInBlock<C>();
   const int x_bytes = cuda::RowBytes(C::kType, C::kDim);
   const int y_bytes = cuda::RowBytes(C::kType, C::kValueDim);
-  const int word_count =
-      kKeys ? cuda::QueryWords(F::kRowScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
-                               C::kTemperature, C::kDropout)
-            : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
+  const int word_count = WordCount<F, C, kKeys>();
   const bool sums_bias = kKeys && C::kBiasGradient != 0;
   const bool sums_tables = !kKeys && C::kRelativeSums != 0;
   const int score_count = kKeys                   ? C::kBiasGradient
@@ -308,15 +305,10 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
 
     for (int h = first_h; h < last_h; ++h) {
       const HeadTerms head = LoadHead<F, C>(p, b, h);
-      const auto other_words = [&] {
-        if constexpr (kKeys) {
-          return WordsOfQueries<F, C>(p, b, h);
-        } else {
-          return WordsOfKeys<F, C>(p, b, h);
-        }
-      }();
+      const TileWords<F, C, kKeys> other_words(p, b, h);
       const int other_head = kKeys ? h : key_head;
-      const bool advances = !kKeys || C::kDim <= 64;
+      // Wide heads leave no registers for the addresses.
+      const bool advances = kKeys ? C::kDim <= 64 : C::kDim <= 128;
       TileRows<C> other_x(kKeys ? p.x : p.y, b, other_head, first, C::kDim, advances);
       TileRows<C> other_y(kKeys ? p.d_o : p.v, b, other_head, first, C::kValueDim, advances);
       const auto copy = [&](int start, int stage) {

@@ -100,8 +100,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int rows_in_block = RowsInBlock<C>();
   const int x_bytes = cuda::RowBytes(C::kType, C::kDim);
   const int v_bytes = cuda::RowBytes(C::kType, C::kValueDim);
-  const int word_count =
-      cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
+  const int word_count = WordCount<F, C, false>();
   const SharedLayout at =
       cuda::ForwardLayout(C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages,
                           C::kOwn, word_count, C::kBias, C::kRelativeValues);
@@ -163,7 +162,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   }
   TileRows<C> key_rows(p.y, b, key_head, first, C::kDim);
   TileRows<C> value_rows(p.v, b, key_head, first, C::kValueDim);
-  const auto key_words = WordsOfKeys<F, C>(p, b, h);
+  const TileWords<F, C, false> key_words(p, b, h);
   const auto copy = [&](int start, int stage) {
     if (kReads) {
       key_rows.Copy(memory + at.other_x + stage * C::kStep * x_bytes, start, low, high, p.dim,

@@ -78,12 +78,6 @@ GNOMON_DEVICE void SetFactors(Query& q, const HeadTerms& head, float temperature
   if (IsDistance<F>()) q.near = NearShare(q.factor * kLn2, q.norm);
 }
 
-// The most arrays of words, out of `count`, that a warp copies.
-template <class C>
-GNOMON_DEVICE constexpr int WordsOfWarp(int count) {
-  return Most(1, GNOMON_SIZE(DivideUp(count, C::kWarps), count));
-}
-
 // Loads query i < Lq.
 template <class F, class C>
 GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i) {
@@ -124,25 +118,6 @@ GNOMON_DEVICE Key LoadKey(const Parameters& p, int b, int h, int j) {
   return k;
 }
 
-// The words that are copied with a tile of keys.
-template <class F, class C>
-GNOMON_DEVICE auto WordsOfKeys(const Parameters& p, int b, int h) {
-  constexpr int kWords = cuda::KeyWords(F::kColumnScalars, IsDistance<F>(),
-                                        GNOMON_SIZE(C::kKeyBias, 2), GNOMON_SIZE(C::kSegments, 1));
-  TileWords<C, WordsOfWarp<C>(kWords)> words;
-  const Int64 key_head = static_cast<Int64>(b) * p.key_heads + h / p.group;
-  const Int64 columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
-  const Int64 in_heads = (static_cast<Int64>(b) * p.heads + h) * p.keys;
-#pragma unroll
-  for (int s = 0; s < F::kColumnScalars; ++s) {
-    words.Add(p.column_scalars, s * columns + key_head * p.keys);
-  }
-  if (IsDistance<F>()) words.Add(p.norm_y, key_head * p.keys);
-  if (C::kKeyBias != 0) words.Add(p.key_bias, in_heads);
-  if (C::kKeyBias == 2) words.Add(p.key_bias_low, in_heads);
-  if (C::kSegments != 0) words.Add(p.key_segments, static_cast<Int64>(b) * p.keys);
-  return words;
-}
 template <class F, class C>
 GNOMON_DEVICE Key KeyOf(const unsigned char* words, int column) {
   Key k{};
@@ -165,33 +140,6 @@ GNOMON_DEVICE Key KeyOf(const unsigned char* words, int column) {
 struct RowSoftmax {
   float shift, inverse, delta;
 };
-// The words that are copied with a tile of queries.
-template <class F, class C>
-GNOMON_DEVICE auto WordsOfQueries(const Parameters& p, int b, int h) {
-  constexpr int kWords = cuda::QueryWords(
-      F::kRowScalars, IsDistance<F>(), GNOMON_SIZE(C::kKeyBias, 2), GNOMON_SIZE(C::kSegments, 1),
-      GNOMON_SIZE(C::kTemperature, 1), GNOMON_SIZE(C::kDropout, 1));
-  TileWords<C, WordsOfWarp<C>(kWords)> words;
-  const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries;
-  const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
-  const Int64 in_batch = static_cast<Int64>(b) * p.queries;
-  words.Add(p.low, in_batch);
-  words.Add(p.high, in_batch);
-  words.Add(p.shift, row);
-  words.Add(p.inverse, row);
-  words.Add(p.delta, row);
-#pragma unroll
-  for (int s = 0; s < F::kRowScalars; ++s) words.Add(p.row_scalars, s * rows + row);
-  if (IsDistance<F>()) words.Add(p.norm_x, row);
-  if (C::kTemperature != 0) words.Add(p.temperature, row);
-  if (C::kKeyBias == 2) words.Add(p.key_bias_base, row);
-  if (C::kSegments != 0) words.Add(p.query_segments, in_batch);
-  if (C::kDropout != 0) {
-    words.Add(p.drop, row);
-    words.Add(p.drop, rows + row);
-  }
-  return words;
-}
 template <class F, class C>
 GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTerms& head,
                             RowSoftmax& softmax, float& temperature) {
@@ -220,6 +168,110 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   }
   return q;
 }
+
+// The number of arrays of words that are copied with tiles of keys or, with `kQueries`, of queries.
+template <class F, class C, bool kQueries>
+GNOMON_DEVICE constexpr int WordCount() {
+  return kQueries ? cuda::QueryWords(F::kRowScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
+                                     C::kTemperature, C::kDropout)
+                  : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
+}
+
+// Copies the words of consecutive tiles: the inputs of KeyOf() or, with `kQueries`, of QueryOf().
+// The warps divide the arrays of words among themselves.
+template <class F, class C, bool kQueries>
+class TileWords {
+ public:
+  GNOMON_DEVICE TileWords(const Parameters& p, int b, int h) : p_(p), b_(b), h_(h) {
+    if (!KeepsAddresses()) return;
+    ForEachArray(h, [&](int array, const uint32* from) {
+      if (array % C::kWarps == Thread() / 32) from_[array / C::kWarps] = from;
+    });
+  }
+
+  // Copies the words of rows first ... first + kStep - 1, with 0 for rows outside [low, high),
+  // which are not read.
+  GNOMON_DEVICE void Copy(unsigned char* to, int first, int low, int high) const {
+    const int warp = Thread() / 32;
+    if (!KeepsAddresses()) {
+      ForEachArray(Fresh(h_), [&](int array, const uint32* from) {
+        if (array % C::kWarps == warp) CopyArray(to, array, from, first, low, high);
+      });
+      return;
+    }
+#pragma unroll
+    for (int n = 0; n < DivideUp(WordCount<F, C, kQueries>(), C::kWarps); ++n) {
+      const int array = n * C::kWarps + warp;
+      if (array < WordCount<F, C, kQueries>()) {
+        CopyArray(to, array, from_[n], first, low, high);
+      }
+    }
+  }
+
+ private:
+  // Wide heads leave no registers for addresses.
+  GNOMON_DEVICE static constexpr bool KeepsAddresses() { return C::kDim <= 128; }
+
+  // Calls use(index, address of the word of row 0, plus the lane) for each array.
+  template <class Use>
+  GNOMON_DEVICE void ForEachArray(int h, const Use& use) const {
+    int array = 0;
+    const auto add = [&](const void* from, Int64 at) {
+      use(array++, static_cast<const uint32*>(from) + at + Thread() % 32);
+    };
+    if (kQueries) {
+      const Int64 row = (static_cast<Int64>(b_) * p_.heads + h) * p_.queries;
+      const Int64 rows = static_cast<Int64>(p_.batch) * p_.heads * p_.queries;
+      const Int64 in_batch = static_cast<Int64>(b_) * p_.queries;
+      add(p_.low, in_batch);
+      add(p_.high, in_batch);
+      add(p_.shift, row);
+      add(p_.inverse, row);
+      add(p_.delta, row);
+#pragma unroll
+      for (int s = 0; s < F::kRowScalars; ++s) add(p_.row_scalars, s * rows + row);
+      if (IsDistance<F>()) add(p_.norm_x, row);
+      if (C::kTemperature != 0) add(p_.temperature, row);
+      if (C::kKeyBias == 2) add(p_.key_bias_base, row);
+      if (C::kSegments != 0) add(p_.query_segments, in_batch);
+      if (C::kDropout != 0) {
+        add(p_.drop, row);
+        add(p_.drop, rows + row);
+      }
+      return;
+    }
+    const Int64 key_head = static_cast<Int64>(b_) * p_.key_heads + h / p_.group;
+    const Int64 columns = static_cast<Int64>(p_.batch) * p_.key_heads * p_.keys;
+    const Int64 in_heads = (static_cast<Int64>(b_) * p_.heads + h) * p_.keys;
+#pragma unroll
+    for (int s = 0; s < F::kColumnScalars; ++s) {
+      add(p_.column_scalars, s * columns + key_head * p_.keys);
+    }
+    if (IsDistance<F>()) add(p_.norm_y, key_head * p_.keys);
+    if (C::kKeyBias != 0) add(p_.key_bias, in_heads);
+    if (C::kKeyBias == 2) add(p_.key_bias_low, in_heads);
+    if (C::kSegments != 0) add(p_.key_segments, static_cast<Int64>(b_) * p_.keys);
+  }
+
+  GNOMON_DEVICE static void CopyArray(unsigned char* to, int array, const uint32* from, int first,
+                                      int low, int high) {
+    const int lane = Thread() % 32;
+    const bool inside = first >= low && first + C::kStep <= high;
+#pragma unroll
+    for (int r = 0; r < C::kStep; r += 32) {
+      if (r + 32 > C::kStep && r + lane >= C::kStep) break;
+      const bool exists = inside || (first + r + lane >= low && first + r + lane < high);
+      CopyAsync4(to + 4 * (array * C::kStep + r + lane), from + (exists ? first + r : low - lane),
+                 exists);
+    }
+  }
+
+  const Parameters& p_;
+  int b_;
+  int h_;
+  const uint32* from_[GNOMON_SIZE(Most(1, DivideUp(WordCount<F, C, kQueries>(), C::kWarps)), 16)] =
+      {};
+};
 
 // A pair's score in log2 units, or -inf if it is hidden.
 struct Score {

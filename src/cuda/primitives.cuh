@@ -485,43 +485,6 @@ GNOMON_DEVICE void CopyWords(unsigned char* to, const void* from, int first, int
   }
 }
 
-// Copies the words of consecutive tiles from several arrays, which the warps divide among
-// themselves. A warp copies at most `kMost` of them.
-template <class C, int kMost>
-class TileWords {
- public:
-  // Adds the next array. Element `at` is the word of row 0.
-  GNOMON_DEVICE void Add(const void* from, Int64 at) {
-    const int n = count_++;
-    if (n % C::kWarps == Thread() / 32) {
-      from_[n / C::kWarps] = static_cast<const uint32*>(from) + at + Thread() % 32;
-    }
-  }
-  // Copies the words of rows first ... first + kStep - 1 of each array, with 0 for rows outside
-  // [low, high), which are not read.
-  GNOMON_DEVICE void Copy(unsigned char* to, int first, int low, int high) const {
-    const int warp = Thread() / 32;
-    const int lane = Thread() % 32;
-    const bool inside = first >= low && first + C::kStep <= high;
-#pragma unroll
-    for (int n = 0; n < DivideUp(count_, C::kWarps); ++n) {
-      const int array = n * C::kWarps + warp;
-      if (array >= count_) return;
-#pragma unroll
-      for (int r = 0; r < C::kStep; r += 32) {
-        if (r + 32 > C::kStep && r + lane >= C::kStep) break;
-        const bool exists = inside || (first + r + lane >= low && first + r + lane < high);
-        CopyAsync4(to + 4 * (array * C::kStep + r + lane),
-                   from_[n] + (exists ? first + r : low - lane), exists);
-      }
-    }
-  }
-
- private:
-  int count_ = 0;
-  const uint32* from_[kMost] = {};
-};
-
 // Reduces the numbers of the four lanes that share a row of a tile.
 GNOMON_DEVICE float SumOfRow(float a) {
   a += ShuffleXor(a, 1);
