@@ -320,7 +320,7 @@ TEST(NearTokensTest, HaveTheDigitsOfTheirDifferences) {
     for (int fraction = 1; fraction <= 4096; fraction *= 8) {
       SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
       const Problem<float> p = NearTokensProblem(EmulatedPairFunction(name),
-                                                 {.shape = {1, 2, 1, 30, 70, 24, 17}}, fraction);
+                                                 {.shape = {1, 2, 1, 64, 70, 24, 17}}, fraction);
       const Results<double> expected = p.InDouble().Run();
       const Results<float> actual = RunCuda(p, {});
       for (const char* result : {"o", "lse"}) {
