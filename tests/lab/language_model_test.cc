@@ -305,13 +305,13 @@ TEST(MemoryTest, ACacheOfItsLengthIsTheSame) {
                                   "relative:max_offset=9:values=true", "content_bias:extent=4"})) {
     LanguageModel model = WithTables(SmallModel(similarity, position));
     for (const int64_t memory : {0, 5, 11, 100}) {
-      const std::vector<torch::Tensor> anew = BySegments(model, tokens, lengths, memory);
+      const std::vector<torch::Tensor> in_segments = BySegments(model, tokens, lengths, memory);
       LanguageModelCache cache(2, memory);
       int64_t begin = 0;
       for (size_t n = 0; n < lengths.size(); ++n) {
         const torch::Tensor kept = model->forward(tokens.narrow(1, begin, lengths[n]), &cache);
         begin += lengths[n];
-        EXPECT_LT(Distance(kept, anew[n]), 5e-5)
+        EXPECT_LT(Distance(kept, in_segments[n]), 5e-5)
             << similarity << " " << position << " " << memory << " " << n;
         EXPECT_EQ(cache.layers[1].length(), std::min(begin, memory));
       }
