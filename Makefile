@@ -87,10 +87,10 @@ build: build/build.ninja ## build the library, the Python package and the comman
 	$(CMAKE) --build build --target application
 	@ln -sfn ../../build/bin/gnomon $(BIN)/gnomon
 
-# NAME: a file in studies/. DATA: the folder with its data.
+# NAME: a file in lab/studies/. DATA: the folder with its data.
 .PHONY: study
 study: build ## run or resume a study and write its page (NAME=length DATA=folder)
-	@$(BIN)/python studies/study.py "$(NAME)" "$(DATA)"
+	@$(BIN)/python lab/studies/study.py "$(NAME)" "$(DATA)"
 
 .PHONY: install
 install: build ## install for C and C++: headers, libraries, program (PREFIX=/usr/local NATIVE=OFF)

@@ -66,7 +66,7 @@ def test_pages_are_those_of_the_records(name, tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "save", lambda figure, path: path.touch())  # drawing takes seconds
     studies.write_page(name, studies.load_study(name))
     assert (tmp_path / f"{name}.md").read_text() == page.read_text(), (
-        f"python studies/study.py --page {name} rewrites it"
+        f"python lab/studies/study.py --page {name} rewrites it"
     )
     for figure in tmp_path.glob("*.svg"):
         assert (page.parent / figure.name).is_file()

@@ -1,10 +1,10 @@
 """Runs the comparisons of a study and writes its page.
 
-A study is a file in this folder that defines ``STUDY``. ``python studies/study.py NAME DATA`` runs
-or resumes its unfinished comparisons, and writes
+A study is a file in this folder that defines ``STUDY``. ``python lab/studies/study.py NAME DATA``
+runs or resumes its unfinished comparisons, and writes
 
-- ``studies/NAME/COMPARISON.json``, a compact copy of the record of ``gnomon compare``, from which
-  another machine can resume;
+- ``lab/studies/NAME/COMPARISON.json``, a compact copy of the record of ``gnomon compare``, from
+  which another machine can resume;
 - ``docs/studies/NAME.md`` and its figures, which are generated from these records only.
 
 DATA is the folder to which the study's paths are relative.
@@ -42,9 +42,9 @@ from gnomon.lab.report._statistics import (
     WORSE,
 )
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUNS = ROOT / "runs/studies"
-RECORDS = ROOT / "studies"
+RECORDS = ROOT / "lab/studies"
 PAGES = ROOT / "docs/studies"
 PROGRAM = ROOT / ".venv/bin/gnomon"
 #: The name of the classifier's run in a comparison's arguments.
@@ -247,7 +247,7 @@ def dump(record: dict[str, Any]) -> str:
 
 
 def publish(name: str, comparison: Comparison) -> None:
-    """Copies the comparison's record, which may be incomplete, to ``studies/NAME``."""
+    """Copies the comparison's record, which may be incomplete, to ``lab/studies/NAME``."""
     source = RUNS / name / comparison.name / "results.json"
     if not source.is_file():
         return
@@ -311,8 +311,8 @@ def restore(name: str, comparison: Comparison, data: pathlib.Path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["sessions"][0]["command"] != command(comparison):
         raise ValueError(
-            f"studies/{name}/{path.name} was recorded with a different command than the study's "
-            "current one; remove it to start again"
+            f"lab/studies/{name}/{path.name} was recorded with a different command than the "
+            "study's current one; remove it to start again"
         )
     if comparison.data:
         record["data"]["path"] = str(data_path(comparison, data))
@@ -1017,7 +1017,7 @@ def write_page(name: str, study: Study) -> None:
             "line or shaded area marks the training condition."
         )
     parts.append(
-        f"The records are in `studies/{name}`; `make study NAME={name} DATA=FOLDER` completes "
+        f"The records are in `lab/studies/{name}`; `make study NAME={name} DATA=FOLDER` completes "
         "the missing runs and rewrites this page."
     )
     (PAGES / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")

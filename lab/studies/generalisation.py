@@ -266,9 +266,9 @@ STUDY = Study(
                 "reverse them, and two runs learn recall. Without positions, no run learns any of "
                 "these three problems. The two runs that learn recall with the gate keep their "
                 "accuracy up to 120 symbols. With RoPE, the accuracies of the two runs that learn "
-                "recall fall to 0.39 and 0.32 (`studies/generalisation/recall.json` contains all "
-                "runs). At 500 symbols, the accuracies in copying and reversing are near chance "
-                "with and without the gate. Both models learn sorting and bucket sort at 40 "
+                "recall fall to 0.39 and 0.32 (`lab/studies/generalisation/recall.json` contains "
+                "all runs). At 500 symbols, the accuracies in copying and reversing are near "
+                "chance with and without the gate. Both models learn sorting and bucket sort at 40 "
                 "symbols. At 500 symbols, the model with the gate has a lower mean accuracy in "
                 "both problems: in bucket sort, it is 0.37, compared with 0.99 without positions."
             ),
