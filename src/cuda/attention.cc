@@ -53,10 +53,12 @@ void Check(const PairFunction& function, const Input& in) {
   if (!problem.empty()) throw Error("attention on CUDA: " + problem);
 }
 
-void Log(const char* operation, const PairFunction& function, const Input& input) {
+void Log(const char* operation, const PairFunction& function, const Input& input,
+         const Plan& plan) {
   if (!LogsCalls()) return;
-  LogCall(std::string(operation) + ": " + DescribeCall(function, input) + ", CUDA",
-          DescribeSizes(input.shape));
+  std::string kind = std::string(operation) + ": " + DescribeCall(function, input) + ", CUDA";
+  if (!plan.kernels().empty()) kind += ", kernels " + plan.kernels();
+  LogCall(kind, DescribeSizes(input.shape));
 }
 
 }  // namespace
@@ -67,7 +69,7 @@ void Forward(const PairFunction& function, const Input& input, const Output& out
   Plan plan(function, input, backend);
   plan.PrepareRows(/*is_forward=*/true);
   plan.Forward(output);
-  Log("forward", function, input);
+  Log("forward", function, input, plan);
 }
 
 void Backward(const PairFunction& function, const Input& input, const Saved& saved,
@@ -92,7 +94,7 @@ void Backward(const PairFunction& function, const Input& input, const Saved& sav
     complete.statistics = out.statistics;
   }
   plan.Backward(complete, gradient);
-  Log("backward", function, input);
+  Log("backward", function, input, plan);
 }
 
 }  // namespace gnomon::cuda

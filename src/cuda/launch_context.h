@@ -90,6 +90,10 @@ class LaunchContext {
 
   int64_t BlocksToFill() const { return backend_.BlocksToFill(); }
 
+  // The kernels that have evaluated pair functions, in the order of their first launch: the name,
+  // the rows per block and the rows per tile, such as "forward 128x64". Empty unless LogsCalls().
+  const std::string& kernels() const { return kernels_; }
+
   // Launches a grid of x by y blocks, unless it is empty.
   void Launch(const char* kind, const Constants& c, int64_t x, int64_t y, int shared,
               const char* definition = "");
@@ -102,6 +106,7 @@ class LaunchContext {
   Backend& backend_;
   Constants features_;
   Parameters p_;
+  std::string kernels_;
 };
 
 }  // namespace gnomon::cuda

@@ -4,6 +4,7 @@
 #define GNOMON_SRC_CUDA_PLAN_H_
 
 #include <cstdint>
+#include <string>
 
 #include "cuda/attention.h"
 #include "cuda/backend.h"
@@ -25,6 +26,8 @@ class Plan {
   void PrepareRows(bool is_forward);
   void Forward(const Output& out);
   void Backward(const Saved& saved, const Gradient& gradient);
+  // See LaunchContext.
+  const std::string& kernels() const { return context_.kernels(); }
 
  private:
   int Scalars() const;

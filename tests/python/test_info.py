@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 
+import emulated_gpu
 import pytest
 import torch
 
@@ -75,3 +76,30 @@ def test_calls():
     ]
     (line,) = run("-c", CALLS, GNOMON_LOG="cals").stderr.splitlines()
     assert line == "gnomon: GNOMON_LOG is 'cals'; expected calls or an empty value"
+
+
+EMULATED_CALLS = """
+import gnomon, torch
+from emulated_gpu import OnCuda
+x = torch.randn(1, 1, 40, 16, requires_grad=True)
+with OnCuda():
+    gnomon.attention(x, x, x, causal=True).sum().backward()
+"""
+
+
+def test_calls_on_a_gpu(tmp_path):
+    if not emulated_gpu.LIBRARY.exists():
+        pytest.skip(f"{emulated_gpu.LIBRARY.name} is not built")
+    found = run(
+        "-c",
+        EMULATED_CALLS,
+        GNOMON_LOG="calls",
+        PYTHONPATH=str(pathlib.Path(__file__).parent),
+        **emulated_gpu.environment(tmp_path),
+    )
+    call = "dot, float32, head_dim 16, causal, CUDA, kernels"
+    sizes = "first call: batch 1, heads 1, key heads 1, queries 40, keys 40"
+    assert found.stderr.splitlines() == [
+        f"gnomon: forward: {call} forward 64x64; {sizes}",
+        f"gnomon: backward: {call} backward_queries 64x64, backward_keys 64x64; {sizes}",
+    ]

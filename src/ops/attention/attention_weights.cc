@@ -124,8 +124,8 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
         tensor = rows_of(field.name, *tensor, *axis, field.kind != ArgumentKind::kInteger);
       }
     });
-    std::vector<ResolvedPosition> placed = positions;
-    for (ResolvedPosition& position : placed) {
+    std::vector<ResolvedPosition> of_rows = positions;
+    for (ResolvedPosition& position : of_rows) {
       auto tensor = position.tensors.begin();
       for (const Parameter* parameter : position.entry->Tensors(*position.component)) {
         const bool is_sink = position.entry->role() == PositionEntry::Role::kSink;
@@ -139,7 +139,7 @@ at::Tensor AttentionWeights(const at::Tensor& q, const at::Tensor& k,
         ++tensor;
       }
     }
-    parts.push_back(WeightsOfAllRows(q.narrow(2, first, count), k, similarity, placed, part));
+    parts.push_back(WeightsOfAllRows(q.narrow(2, first, count), k, similarity, of_rows, part));
     begin = end;
   }
   if (parts.empty()) return q.new_zeros({SizeOf(q, 0), SizeOf(q, 1), 0, SizeOf(k, 2)});

@@ -250,19 +250,19 @@ class Composition {
                          .last_is_height = entry_.HasHeight(*similarity_.component),
                          .heads = range_.heads,
                          .key_heads = SizeOf(k_, 1)};
-    const auto place = [&] {
+    const auto set_positions = [&] {
       if (call_positions_) rotated.positions = call_positions_->Of(rotated.of_keys);
       if (coordinates_) rotated.positions = coordinates_->Of(rotated.of_keys);
     };
     const PositionEntry& entry = *rotation_->entry;
-    place();
+    set_positions();
     query = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
     if (rotation_->of_turned_keys) return;
     rotated.x = key.to(computing_);
     rotated.position = 0;
     rotated.firsts = std::nullopt;
     rotated.of_keys = true;
-    place();
+    set_positions();
     key = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
   }
 

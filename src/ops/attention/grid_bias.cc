@@ -51,7 +51,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
                                   const CallArguments& arguments) {
   const ResolvedPosition* first = nullptr;
   std::optional<TokenGrid> grid;
-  const auto place = [](const ResolvedPosition& position, const std::optional<TokenGrid>& on) {
+  const auto describe = [](const ResolvedPosition& position, const std::optional<TokenGrid>& on) {
     return position.component->name() + (on ? " on the grid " + on->Text() : " in the sequence");
   };
   for (const ResolvedPosition& position : positions) {
@@ -62,8 +62,8 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
       first = &position;
       grid = on;
     }
-    TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position contains ", place(*first, grid),
-                      " and ", place(position, on),
+    TORCH_CHECK_VALUE(on == grid, "gnomon.attention: position contains ", describe(*first, grid),
+                      " and ", describe(position, on),
                       "; expected all biases in the sequence, or all on one grid");
   }
   if (!grid) return std::nullopt;
@@ -80,11 +80,12 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
   if (arguments.positions) return grid;
   TORCH_CHECK_VALUE(!arguments.query_offsets,
                     "gnomon.attention: query_offset is a tensor, which is not supported with ",
-                    place(*first, grid), "; pass an integer or None");
+                    describe(*first, grid), "; pass an integer or None");
   if (!arguments.query_offset) {
     TORCH_CHECK_VALUE(q.sym_size(2) == grid->tokens() && k.sym_size(2) == grid->tokens(),
-                      "gnomon.attention: position contains ", place(*first, grid), ", but Lq is ",
-                      q.sym_size(2), " and Lk is ", k.sym_size(2), "; expected ", grid->tokens(),
+                      "gnomon.attention: position contains ", describe(*first, grid),
+                      ", but Lq is ", q.sym_size(2), " and Lk is ", k.sym_size(2), "; expected ",
+                      grid->tokens(),
                       " tokens in q and in k, or query_offset set to the index of the first query");
     return grid;
   }
@@ -92,7 +93,7 @@ std::optional<TokenGrid> FindGrid(const at::Tensor& q, const at::Tensor& k,
   const c10::SymInt& offset = *arguments.query_offset;
   TORCH_CHECK_VALUE(offset >= 0 && offset + q.sym_size(2) <= grid->tokens(),
                     "gnomon.attention: query_offset is ", offset, " and Lq is ", q.sym_size(2),
-                    ", but position contains ", place(*first, grid),
+                    ", but position contains ", describe(*first, grid),
                     "; expected query_offset >= 0 and query_offset + Lq <= ", grid->tokens(),
                     ", the size of the grid");
   return grid;

@@ -45,8 +45,8 @@ at::Tensor grid_sinusoid(const std::vector<int64_t>& shape, int64_t dim, const s
        grid.Coordinates("gnomon.grid_sinusoid", 0, grid.tokens(), options)) {
     parts.push_back(sinusoid(coordinate, dim / axes, layout));
   }
-  const at::Tensor placed = grid.IsPlaced(0, grid.tokens(), options).unsqueeze(1);
-  return at::where(placed, at::cat(parts, 1), 0.0);
+  const at::Tensor on_grid = grid.IsOnGrid(0, grid.tokens(), options).unsqueeze(1);
+  return at::where(on_grid, at::cat(parts, 1), 0.0);
 }
 
 }  // namespace gnomon

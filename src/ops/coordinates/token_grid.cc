@@ -87,7 +87,7 @@ std::vector<at::Tensor> TokenGrid::Split(const at::Tensor& positions) const {
   return coordinates;
 }
 
-at::Tensor TokenGrid::IsPlaced(const c10::SymInt& first, const c10::SymInt& count,
+at::Tensor TokenGrid::IsOnGrid(const c10::SymInt& first, const c10::SymInt& count,
                                const at::TensorOptions& options) const {
   return at::arange(first, first + count, options.dtype(at::kLong)) >= prefix_;
 }

@@ -42,7 +42,7 @@ class TokenGrid {
   // is known to lie outside the grid.
   std::vector<at::Tensor> CoordinatesAt(const char* what, const at::Tensor& positions) const;
   // Whether each of these tokens lies on the grid, (L,).
-  at::Tensor IsPlaced(const c10::SymInt& first, const c10::SymInt& count,
+  at::Tensor IsOnGrid(const c10::SymInt& first, const c10::SymInt& count,
                       const at::TensorOptions& options) const;
 
   bool operator==(const TokenGrid&) const = default;

@@ -136,8 +136,8 @@ class Encoder : public TokenEncoder {
     const at::Tensor phase =
         std::numbers::pi * frequency *
         (over_waves(axes[1]) * angle.cos() + over_waves(axes[0]) * angle.sin());
-    const at::Tensor placed = (positions >= grid_->prefix()).unsqueeze(-1);
-    return at::where(placed, at::cat({phase.cos(), phase.sin()}, 2), 0.0);
+    const at::Tensor on_grid = (positions >= grid_->prefix()).unsqueeze(-1);
+    return at::where(on_grid, at::cat({phase.cos(), phase.sin()}, 2), 0.0);
   }
 
   int64_t dim_;

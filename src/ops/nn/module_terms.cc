@@ -41,10 +41,10 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
   if (const Parameter* parameter = similarity_->head_parameter()) {
     head_ = UseOf(*component_, *parameter);
     head_->keeps_start = true;
-    Place(*head_, parameter->name);
+    AddUse(*head_, parameter->name);
   }
   for (const Parameter* parameter : similarity_->other_head_parameters()) {
-    Place(others_.emplace_back(UseOf(*component_, *parameter)), parameter->name);
+    AddUse(others_.emplace_back(UseOf(*component_, *parameter)), parameter->name);
   }
   std::map<std::string, int> names;
   for (Component& term : ParseSum(position)) {
@@ -56,7 +56,7 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
       const int count = ++names[term.name() + "_" + parameter->name];
       Use& use = uses.emplace_back(UseOf(term, *parameter));
       use.component = static_cast<int64_t>(positions_.size());
-      Place(use, term.name() + (count == 1 ? "" : std::to_string(count)) + "_" + parameter->name);
+      AddUse(use, term.name() + (count == 1 ? "" : std::to_string(count)) + "_" + parameter->name);
     }
     const auto called = [&](bool looks_ahead) {
       return std::make_shared<const Component>(
@@ -68,7 +68,7 @@ ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& posit
   }
 }
 
-void ModuleTerms::Place(Use& use, const std::string& name) {
+void ModuleTerms::AddUse(Use& use, const std::string& name) {
   use.name = name;
   use.first = count_;
   use.first_of_call = count_of_call_;

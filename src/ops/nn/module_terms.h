@@ -89,7 +89,7 @@ class ModuleTerms {
 
  private:
   ModuleTerms(const std::string& similarity, const std::string& position);
-  void Place(Use& use, const std::string& name);
+  void AddUse(Use& use, const std::string& name);
 
   const SimilarityEntry* similarity_;
   std::shared_ptr<const Component> component_;

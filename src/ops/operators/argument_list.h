@@ -114,8 +114,8 @@ constexpr std::optional<int64_t> AxisOf(std::string_view forms, char letter, int
   }
   for (size_t from_end = 1; from_end <= form.rank; ++from_end) {
     if (form.letters[form.rank - from_end] != letter) continue;
-    const auto place = static_cast<int64_t>(from_end);
-    return place <= axes ? std::optional(-place) : std::nullopt;
+    const auto axis = static_cast<int64_t>(from_end);
+    return axis <= axes ? std::optional(-axis) : std::nullopt;
   }
   return std::nullopt;
 }
