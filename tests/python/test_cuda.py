@@ -338,7 +338,6 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
             o, lse, statistics = forward(x, right=0)
             assert {t.dtype for t in (o, lse, statistics)} == {torch.float32}
             print(len([l for l in driver.fake_take_log().splitlines() if l.startswith(b"launch")]))
-        print(error_of(lambda: forward(torch.randn(1, 2, 3, 4, dtype=torch.float64))))
         print(error_of(lambda: forward(torch.randn(1, 2, 3, 320))))
         print(error_of(lambda: forward(torch.randn(1, 2, 3, 4), function="no_such_function")))
         print(error_of(lambda: forward(torch.randn(1, 2, 3, 4), dropout=0.5)))
@@ -348,15 +347,11 @@ def test_an_operator_launches_its_kernels(fakes, tmp_path):
     )
     lines = run(code, **fakes).splitlines()
     assert all(int(count) >= 2 for count in lines[:3])
-    assert lines[3] == (
-        "NotImplementedError: gnomon.attention: q, k and v have dtype Double; expected bfloat16, "
-        "float16 or float32 on a GPU"
-    )
-    assert "head_dim is 320; expected at most 256" in lines[4]
-    assert lines[4].startswith("NotImplementedError")
-    assert lines[5].startswith("ValueError: attention: unknown pair function 'no_such_function'")
-    assert lines[6].startswith("ValueError: gnomon.attention: dropout is 0.5, but seed is missing")
-    assert lines[7] == "torch.Size([1, 2, 0, 4]) torch.Size([1, 2, 0]) b''"
+    assert "head_dim is 320; expected at most 256" in lines[3]
+    assert lines[3].startswith("NotImplementedError")
+    assert lines[4].startswith("ValueError: attention: unknown pair function 'no_such_function'")
+    assert lines[5].startswith("ValueError: gnomon.attention: dropout is 0.5, but seed is missing")
+    assert lines[6] == "torch.Size([1, 2, 0, 4]) torch.Size([1, 2, 0]) b''"
     compiled = (tmp_path / "compilations").read_text().splitlines()
     assert compiled
     assert run(code, **fakes).splitlines()[3:] == lines[3:]

@@ -347,30 +347,53 @@ def test_emulator_findings_are_errors():
     assert "gnomon.attention: CUDA: launching prepare_intervals" in result.stdout
 
 
-def test_graph_features_missing_on_gpus_are_rejected_by_name():
-    factor = torch.ones(2)
+def test_wide_heads_of_graphs_are_rejected_by_name():
+    x, factor = torch.randn(3, 2, 264), torch.ones(2)
     indptr, indices = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
-    for x, message in (
-        (torch.randn(3, 2, 4).double(), "graph_attention: .*Double on a GPU; expected"),
-        (torch.randn(3, 2, 264), "graph_attention: head_dim is 264; expected at most 256"),
+    arguments = (x, x, x, None, None, None, factor, None, indptr, indices, None, "dot", 0.0)
+    with pytest.raises(
+        NotImplementedError, match="graph_attention: head_dim is 264; expected at most 256"
     ):
-        with pytest.raises(NotImplementedError, match=message):
-            ops.graph_forward.default.redispatch(
-                ON_CUDA,
-                x,
-                x,
-                x,
-                None,
-                None,
-                None,
-                factor.to(x),
-                None,
-                indptr,
-                indices,
-                None,
-                "dot",
-                0.0,
-            )
+        ops.graph_forward.default.redispatch(ON_CUDA, *arguments)
+
+
+def test_float64_runs_on_the_cpu():
+    torch.manual_seed(0)
+    x = {name: torch.randn(1, 2, 9, 4, dtype=torch.float64) for name in "qkv"}
+    nodes = {name: value[0].transpose(0, 1) for name, value in x.items()}
+    indptr, indices = torch.arange(10) * 2, torch.randint(9, (18,))
+
+    def attend(x):
+        return gnomon.attention(*x.values(), Penumbral(), position="t5", return_lse=True)
+
+    def of_graph(x):
+        return gnomon.graph_attention(*x.values(), indptr, indices, Umbral(), return_lse=True)
+
+    for name, call, inputs in (("attention", attend, x), ("graph", of_graph, nodes)):
+        expected = values_and_gradients(call, inputs)
+        with OnCuda(torch.float64) as mode:
+            ours = values_and_gradients(call, inputs)
+        assert mode.calls[f"{name}_forward"] == mode.calls[f"{name}_backward"] == 1
+        assert all(torch.equal(ours[key], value) for key, value in expected.items())
+
+
+def test_derivatives_of_graphs_run_on_the_cpu():
+    torch.manual_seed(0)
+    x, tangent = torch.randn(2, 9, 2, 4)
+    indptr, indices = torch.arange(10) * 2, torch.randint(9, (18,))
+
+    def attend(x):
+        return gnomon.graph_attention(x, x, x, indptr, indices, "laplacian")
+
+    def second(x):
+        return torch.func.jvp(torch.func.grad(lambda x: attend(x).square().sum()), (x,), (tangent,))
+
+    for derivative in (lambda x: torch.func.jvp(attend, (x,), (tangent,)), second):
+        expected = derivative(x)
+        with OnCuda() as mode:
+            ours = derivative(x)
+        assert any("jvp" in name for name in mode.calls)
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 def gradients(x: list[Tensor], d_o: Tensor, dtype: torch.dtype | None = None) -> list[Tensor]:

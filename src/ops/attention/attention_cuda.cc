@@ -1,4 +1,4 @@
-// The CUDA kernels of attention_forward and attention_backward.
+// The CUDA kernels of attention_forward and attention_backward. Calls in float64 run on the CPU.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -11,6 +11,7 @@
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/cuda_stream.h"
+#include "ops/operators/on_cpu.h"
 
 namespace gnomon {
 namespace {
@@ -106,12 +107,14 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
 }
 
 Outputs ForwardCuda(const OperatorArguments& a) {
+  if (a.x.scalar_type() == at::kDouble) return OnCpu<OperatorArguments>::Forward(a);
   return OnCudaStream(kAttention, a.x,
                       [&](cuda::Backend& backend) { return ForwardOn(a, backend); });
 }
 
 std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const OperatorArguments& a,
                                      const AttentionOperator::Needed& needed) {
+  if (a.x.scalar_type() == at::kDouble) return OnCpu<OperatorArguments>::Backward(saved, a, needed);
   return OnCudaStream(kAttention, a.x, [&](cuda::Backend& backend) {
     return BackwardOn(saved, a, needed, backend);
   });

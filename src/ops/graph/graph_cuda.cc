@@ -1,6 +1,7 @@
 // graph_forward and graph_backward on GPUs, based on the dense attention kernels. Each edge becomes
 // one key: the keys are the nodes in `indices`, in edge order, and each query node attends to the
-// keys of its own edges. A tile of pairs is computed if at least one of its pairs is an edge.
+// keys of its own edges. A tile of pairs is computed if at least one of its pairs is an edge. Calls
+// in float64, and forward-mode and second derivatives, run on the CPU.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -13,6 +14,7 @@
 #include "ops/operators/cuda_stream.h"
 #include "ops/operators/graph_operators.h"
 #include "ops/operators/kernel_arguments.h"
+#include "ops/operators/on_cpu.h"
 
 namespace gnomon {
 namespace {
@@ -167,12 +169,14 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const GraphArgum
 }
 
 Outputs ForwardCuda(const GraphArguments& a) {
+  if (a.x.scalar_type() == at::kDouble) return OnCpu<GraphArguments>::Forward(a);
   return OnCudaStream(kGraphAttention, a.x,
                       [&](cuda::Backend& backend) { return ForwardOn(a, backend); });
 }
 
 std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const GraphArguments& a,
                                      const GraphOperator::Needed& needed) {
+  if (a.x.scalar_type() == at::kDouble) return OnCpu<GraphArguments>::Backward(saved, a, needed);
   return OnCudaStream(kGraphAttention, a.x, [&](cuda::Backend& backend) {
     return BackwardOn(saved, a, needed, backend);
   });
@@ -183,6 +187,8 @@ std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const GraphArgum
 TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
   m.impl("graph_forward", &GraphOperator::RunForward<ForwardCuda>);
   m.impl("graph_backward", &GraphOperator::RunBackward<BackwardCuda>);
+  m.impl("graph_jvp", &GraphOperator::RunJvp<OnCpu<GraphArguments>::Jvp>);
+  m.impl("graph_backward_jvp", &GraphOperator::RunBackwardJvp<OnCpu<GraphArguments>::BackwardJvp>);
 }
 
 }  // namespace gnomon

@@ -21,7 +21,6 @@ TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
 
 TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
   RegisterCudaRefusal<OperatorArguments>(m);
-  RegisterCudaRefusal<GraphArguments>(m);
 }
 
 TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
