@@ -61,37 +61,47 @@ HWY_INLINE DualNumber DualSumOfProducts(DualNumbers x, DualNumbers y, int64_t n)
   return total;
 }
 
-// Computes `to += factor * from` for dual numbers. Skips the values unless kValues.
-template <bool kValues, class Columns>
-HWY_INLINE void AddScaledDual(DualNumber factor, DualNumbers from, Columns n, const DualRow& to) {
+// The functions below are not inlined, because a copy for each call would enlarge the library.
+
+template <bool kDistance>
+HWY_NOINLINE DualNumber DualProduct(DualNumbers x, DualNumbers y, int64_t n) {
+  return DualSumOfProducts<kDistance>(x, y, n);
+}
+
+// Computes `to += factor * from` for dual numbers; to.values may be null.
+HWY_NOINLINE void AddScaledDual(DualNumber factor, DualNumbers from, int64_t n, const DualRow& to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     const auto f = hn::Set(d, factor.value);
-    const auto df = hn::Set(d, factor.tangent);
     const auto x = hn::LoadU(d, from.values + k);
-    const auto dx = hn::LoadU(d, from.tangents + k);
-    if constexpr (kValues) {
-      hn::StoreU(hn::MulAdd(f, x, hn::LoadU(d, to.values + k)), d, to.values + k);
-    }
-    hn::StoreU(hn::MulAdd(df, x, hn::MulAdd(f, dx, hn::LoadU(d, to.tangents + k))), d,
-               to.tangents + k);
+    const auto sum = hn::MulAdd(f, hn::LoadU(d, from.tangents + k), hn::LoadU(d, to.tangents + k));
+    hn::StoreU(hn::MulAdd(hn::Set(d, factor.tangent), x, sum), d, to.tangents + k);
+    if (to.values == nullptr) return;
+    hn::StoreU(hn::MulAdd(f, x, hn::LoadU(d, to.values + k)), d, to.values + k);
   });
 }
 
 // Computes `to += factor * (x - y)` in the same way.
-template <bool kValues, class Columns>
-HWY_INLINE void AddScaledDualDifference(DualNumber factor, DualNumbers x, DualNumbers y, Columns n,
-                                        const DualRow& to) {
+HWY_NOINLINE void AddScaledDualDifference(DualNumber factor, DualNumbers x, DualNumbers y,
+                                          int64_t n, const DualRow& to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     const auto f = hn::Set(d, factor.value);
-    const auto df = hn::Set(d, factor.tangent);
     const auto z = hn::LoadU(d, x.values + k) - hn::LoadU(d, y.values + k);
     const auto dz = hn::LoadU(d, x.tangents + k) - hn::LoadU(d, y.tangents + k);
-    if constexpr (kValues) {
-      hn::StoreU(hn::MulAdd(f, z, hn::LoadU(d, to.values + k)), d, to.values + k);
-    }
-    hn::StoreU(hn::MulAdd(df, z, hn::MulAdd(f, dz, hn::LoadU(d, to.tangents + k))), d,
-               to.tangents + k);
+    const auto sum = hn::MulAdd(f, dz, hn::LoadU(d, to.tangents + k));
+    hn::StoreU(hn::MulAdd(hn::Set(d, factor.tangent), z, sum), d, to.tangents + k);
+    if (to.values == nullptr) return;
+    hn::StoreU(hn::MulAdd(f, z, hn::LoadU(d, to.values + k)), d, to.values + k);
   });
+}
+
+// Like ForVectors, with fewer vector lengths, for long bodies.
+template <size_t kCount = kLanes, class Body>
+HWY_INLINE void ForLanes(int64_t n, const Body& body, int64_t k = 0) {
+  const hn::CappedTag<Real, kCount> d;
+  for (; k + static_cast<int64_t>(kCount) <= n; k += static_cast<int64_t>(kCount)) body(d, k);
+  if constexpr (kCount > 1) {
+    if (k < n) ForLanes<(kCount > 4 ? 4 : 1)>(n, body, k);
+  }
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -382,19 +382,17 @@ class GraphPass {
   template <bool kDistance>
   void Multiply(const Task& task, const DualTokens& queries, const DualTokens& keys,
                 int64_t columns, const DualRow& to) const {
-    WithColumns(columns, [&](auto n) HWY_ATTR {
-      ForRows(task, [&](const RowEdges& row) HWY_ATTR {
-        int64_t q = row.offset;
-        for (int64_t e = row.begin; e < row.end; ++e) {
-          const int64_t j = in_.indices[e];
-          for (int64_t h = 0; h < n_.heads; ++h, ++q) {
-            const DualNumber product =
-                DualSumOfProducts<kDistance>(queries.Row(h, row.i), keys.Row(h / group_, j), n);
-            to.values[q] = product.value;
-            to.tangents[q] = product.tangent;
-          }
+    ForRows(task, [&](const RowEdges& row) {
+      int64_t q = row.offset;
+      for (int64_t e = row.begin; e < row.end; ++e) {
+        const int64_t j = in_.indices[e];
+        for (int64_t h = 0; h < n_.heads; ++h, ++q) {
+          const DualNumber product =
+              DualProduct<kDistance>(queries.Row(h, row.i), keys.Row(h / group_, j), columns);
+          to.values[q] = product.value;
+          to.tangents[q] = product.tangent;
         }
-      });
+      }
     });
   }
 
@@ -410,6 +408,10 @@ class GraphPass {
     return {g, a, b, b + column_scalars() * stride_};
   }
 
+  static HWY_INLINE void CopyHeads(const Real* from, int64_t count, Real* to) {
+    ForLanes(count,
+             [=](auto d, int64_t n) HWY_ATTR { hn::StoreU(hn::LoadU(d, from + n), d, to + n); });
+  }
   // Copies the scalars of a row and of a key to the numbers at index q of a step's arrays, for
   // heads [h, h + count).
   void CopyScalars(int64_t i, int64_t j, int64_t h, int64_t count, int64_t q,
@@ -419,12 +421,12 @@ class GraphPass {
       const Real* const rows =
           rows_.data() + (is_tangent * n_.queries + i) * row_scalars() * n_.heads + h;
       for (int s = 0; s < row_scalars(); ++s, to += stride_) {
-        CopyNumbers(rows + s * n_.heads, count, to);
+        CopyHeads(rows + s * n_.heads, count, to);
       }
       const Real* const columns =
           columns_.data() + (is_tangent * n_.keys + j) * column_scalars() * n_.heads + h;
       for (int s = 0; s < column_scalars(); ++s, to += stride_) {
-        CopyNumbers(columns + s * n_.heads, count, to);
+        CopyHeads(columns + s * n_.heads, count, to);
       }
     }
   }
@@ -510,7 +512,7 @@ class GraphPass {
       const Real* const bias = in_.edge_bias + first;
       const Real* const tangent =
           tangent_.edge_bias != nullptr ? tangent_.edge_bias + first : nullptr;
-      ForVectors(task.pairs(), [=](auto d, int64_t q) HWY_ATTR {
+      ForLanes(task.pairs(), [=](auto d, int64_t q) HWY_ATTR {
         const auto hidden = hn::Set(d, -kInfinity);
         const auto value = hn::LoadU(d, bias + q);
         const auto hides = value == hidden;
@@ -531,7 +533,7 @@ class GraphPass {
     ForRows(task, [&](const RowEdges& row) HWY_ATTR {
       const int64_t end = row.offset + (row.end - row.begin) * heads;
       Real* const to_largest = scratch.largest + task.At(row.i);
-      ForVectors(heads, [=, &weights, &row](auto d, int64_t h) HWY_ATTR {
+      ForLanes(heads, [=, &weights, &row](auto d, int64_t h) HWY_ATTR {
         const auto hidden = hn::Set(d, -kInfinity);
         auto largest = hidden;
         for (int64_t q = row.offset + h; q < end; q += heads) {
@@ -555,8 +557,8 @@ class GraphPass {
       const int64_t end = row.offset + (row.end - row.begin) * heads;
       HWY_ALIGN Real sums[kLanes];
       HWY_ALIGN Real means[kLanes];
-      HWY_ALIGN Real tops[kLanes];
-      ForVectors(heads, [&](auto d, int64_t h) HWY_ATTR {
+      HWY_ALIGN Real tops[kLanes] = {};
+      ForLanes(heads, [&](auto d, int64_t h) HWY_ATTR {
         const auto zero = hn::Zero(d);
         auto sum = zero;
         auto sum_of_tangents = zero;
@@ -627,43 +629,43 @@ class GraphPass {
     }
   }
 
-  // Calls body.operator()<needs values>(number of columns).
-  template <class Body>
-  HWY_INLINE static void WithValues(bool needs_values, int64_t columns, const Body& body) {
-    WithColumns(columns, [&](auto n) HWY_ATTR {
-      if (needs_values) {
-        body.template operator()<true>(n);
-      } else {
-        body.template operator()<false>(n);
-      }
-    });
+  // The sums of `size` numbers in `memory`, all 0. If values are not needed, `values` is null.
+  static DualRow ClearSums(Real* memory, int64_t size, bool needs_values) {
+    std::fill_n(memory, needs_values ? 2 * size : size, 0.0f);
+    return {needs_values ? memory + size : nullptr, memory};
+  }
+  static DualRow SumsAt(const DualRow& sums, int64_t n) {
+    return {sums.values != nullptr ? sums.values + n : nullptr, sums.tangents + n};
   }
   static void Write(const View<Real>& view, int64_t h, int64_t i, const Real* from,
                     int64_t columns) {
     if (view.data != nullptr) std::copy_n(from, columns, view.row(0, h, i));
   }
+  // Writes the sums of `heads` heads to the rows of node i.
+  static void WriteSums(const View<Real>& values, const View<Real>& tangents, const DualRow& sums,
+                        int64_t heads, int64_t i, int64_t columns) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const DualRow of_head = SumsAt(sums, h * columns);
+      Write(values, h, i, of_head.values, columns);
+      Write(tangents, h, i, of_head.tangents, columns);
+    }
+  }
 
   void WriteOutputs(const Task& task, const Scratch& scratch) const {
     const bool has_o = of_.output.o.data != nullptr;
     if (!has_o && of_.o_tangent.data == nullptr) return;
-    const int64_t size = n_.heads * n_.value_dim;
-    const DualRow sums{scratch.sums, scratch.sums + size};
-    WithValues(has_o, n_.value_dim, [&]<bool kValues>(auto n) HWY_ATTR {
-      ForRows(task, [&](const RowEdges& row) HWY_ATTR {
-        std::fill_n(scratch.sums, 2 * size, 0.0f);
-        int64_t q = row.offset;
-        for (int64_t e = row.begin; e < row.end; ++e) {
-          const int64_t j = in_.indices[e];
-          for (int64_t h = 0; h < n_.heads; ++h, ++q) {
-            AddScaledDual<kValues>({scratch.dropped.values[q], scratch.dropped.tangents[q]},
-                                   v_.Row(h / group_, j), n, From(sums, h * n));
-          }
+    const int64_t columns = n_.value_dim;
+    ForRows(task, [&](const RowEdges& row) {
+      const DualRow sums = ClearSums(scratch.sums, n_.heads * columns, has_o);
+      int64_t q = row.offset;
+      for (int64_t e = row.begin; e < row.end; ++e) {
+        const int64_t j = in_.indices[e];
+        for (int64_t h = 0; h < n_.heads; ++h, ++q) {
+          AddScaledDual(At(scratch.dropped, q), v_.Row(h / group_, j), columns,
+                        SumsAt(sums, h * columns));
         }
-        for (int64_t h = 0; h < n_.heads; ++h) {
-          Write(of_.output.o, h, row.i, sums.values + h * n, n);
-          Write(of_.o_tangent, h, row.i, sums.tangents + h * n, n);
-        }
-      });
+      }
+      WriteSums(of_.output.o, of_.o_tangent, sums, n_.heads, row.i, columns);
     });
   }
 
@@ -671,8 +673,8 @@ class GraphPass {
   // tangents.
   void Keep(const Task& task, const DualRow& from, const Buffer& to) const {
     Real* const values = to.data() + task.first * n_.heads;
-    CopyNumbers(from.values, task.pairs(), values);
-    CopyNumbers(from.tangents, task.pairs(), values + n_.edges * n_.heads);
+    std::copy_n(from.values, task.pairs(), values);
+    std::copy_n(from.tangents, task.pairs(), values + n_.edges * n_.heads);
   }
 
   // Turns the gradients of dropped weights into those of scores. Sums over the edges of a row use
@@ -691,7 +693,7 @@ class GraphPass {
       const Real* const d_lse = numbers(of_.d_lse);
       const Real* const d_lse_tangent = numbers(of_.d_lse_tangent);
       Real* const to_top = scratch.top_edges + task.At(row.i);
-      ForVectors(heads, [&](auto d, int64_t h) HWY_ATTR {
+      ForLanes(heads, [&](auto d, int64_t h) HWY_ATTR {
         const auto zero = hn::Zero(d);
         const auto load = [d](const Real* from, int64_t at)
                               HWY_ATTR { return hn::LoadU(d, from + at); };
@@ -759,7 +761,7 @@ class GraphPass {
     for (const bool is_tangent : {false, true}) {
       Real* const to = Gradient(is_tangent).edge_bias;
       if (to == nullptr) continue;
-      CopyNumbers(is_tangent ? gradients.tangents : gradients.values, task.pairs(),
+      std::copy_n(is_tangent ? gradients.tangents : gradients.values, task.pairs(),
                   to + task.first * heads);
     }
   }
@@ -823,6 +825,8 @@ class GraphPass {
   struct DualVectors {
     V value;
     V tangent;
+    // GCC generates implicit constructors outside the region that selects the instruction set.
+    HWY_INLINE DualVectors(V x, V dx) : value(x), tangent(dx) {}
   };
   template <class D>
   static HWY_INLINE DualVectors<hn::Vec<D>> LoadDual(D d, const Real* values,
@@ -887,7 +891,7 @@ class GraphPass {
         return;
       }
       for (int64_t q = 0; wants_heads() && q < count; q += n_.heads) {
-        ForVectors(n_.heads, [&](auto part, int64_t h) HWY_ATTR {
+        ForLanes(n_.heads, [&](auto part, int64_t h) HWY_ATTR {
           AddProduct(part, LoadDual(part, ds.values + q + h, ds.tangents + q + h),
                      LoadDual(part, f.values + q + h, f.tangents + q + h),
                      From(HeadSum(number, 0), h));
@@ -905,7 +909,7 @@ class GraphPass {
     const SlopeArrays slopes = SlopesOf(false, scratch);
     const SlopeArrays tangents = SlopesOf(true, scratch);
     const int64_t row = task.At(i);
-    ForVectors(n_.heads, [&](auto d, int64_t h) HWY_ATTR {
+    ForLanes(n_.heads, [&](auto d, int64_t h) HWY_ATTR {
       const int64_t at = q + h;
       const auto load = [d, at](const Real* values, const Real* of_tangents, int s,
                                 int64_t stride) HWY_ATTR {
@@ -946,7 +950,7 @@ class GraphPass {
     const SlopeArrays tangents = SlopesOf(true, scratch);
     const auto multiply = [&](const Real* slope, const Real* slope_tangent, Real scale, Real* to,
                               Real* to_tangent) HWY_ATTR {
-      ForVectors(count, [=, &scratch, this](auto d, int64_t q) HWY_ATTR {
+      ForLanes(count, [=, &scratch, this](auto d, int64_t q) HWY_ATTR {
         const auto factor = hn::Set(d, scale);
         const auto df = hn::LoadU(d, scratch.work + q) * factor;
         const auto df_tangent = hn::LoadU(d, scratch.work + stride_ + q) * factor;
@@ -1010,40 +1014,34 @@ class GraphPass {
   // For distances, an edge contributes a multiple of y_top - y_e, and FinishSums has summed the
   // common multiple of x - y_top. Edges that are much nearer than the top edge contribute x - y_e.
   void WriteQueryGradients(const Task& task, const Scratch& scratch) const {
-    const int64_t size = n_.heads * dim_;
-    const DualRow sums{scratch.sums, scratch.sums + size};
-    WithValues(of_.gradient.x.data != nullptr, dim_, [&]<bool kValues>(auto n) HWY_ATTR {
-      ForRows(task, [&](const RowEdges& row) HWY_ATTR {
-        std::fill_n(scratch.sums, 2 * size, 0.0f);
-        for (int64_t h = 0; h < n_.heads; ++h) {
-          const DualRow to = From(sums, h * n);
-          const int64_t key_head = h / group_;
-          int64_t q = row.offset + h;
-          if (!is_distance()) {
-            for (int64_t e = row.begin; e < row.end; ++e, q += n_.heads) {
-              AddScaledDual<kValues>(At(scratch.d_scores, q), y_.Row(key_head, in_.indices[e]), n,
-                                     to);
-            }
-            continue;
-          }
-          if (row.begin == row.end) continue;
-          const DualNumbers x = x_.Row(h, row.i);
-          const DualNumbers top = y_.Row(key_head, in_.indices[TopEdge(task, row.i, h, scratch)]);
-          const Real least = NearDistances(scratch)[task.At(row.i) + h];
-          for (int64_t e = row.begin; e < row.end; ++e, q += n_.heads) {
-            AddScaledDualDifference<kValues>(At(scratch.d_scores, q),
-                                             scratch.g.values[q] < least ? x : top,
-                                             y_.Row(key_head, in_.indices[e]), n, to);
-          }
-          const DualNumber common = At(RowSums(0, scratch), task.At(row.i) + h);
-          AddScaledDualDifference<kValues>({2 * common.value, 2 * common.tangent}, x, top, n, to);
-        }
-        for (int64_t h = 0; h < n_.heads; ++h) {
-          Write(of_.gradient.x, h, row.i, sums.values + h * n, n);
-          Write(of_.gradient_tangent.x, h, row.i, sums.tangents + h * n, n);
-        }
-      });
+    ForRows(task, [&](const RowEdges& row) {
+      const DualRow sums = ClearSums(scratch.sums, n_.heads * dim_, of_.gradient.x.data != nullptr);
+      for (int64_t h = 0; h < n_.heads && row.begin < row.end; ++h) {
+        AddQueryGradients(task, row, h, SumsAt(sums, h * dim_), scratch);
+      }
+      WriteSums(of_.gradient.x, of_.gradient_tangent.x, sums, n_.heads, row.i, dim_);
     });
+  }
+  void AddQueryGradients(const Task& task, const RowEdges& row, int64_t h, const DualRow& to,
+                         const Scratch& scratch) const {
+    const int64_t key_head = h / group_;
+    int64_t q = row.offset + h;
+    if (!is_distance()) {
+      for (int64_t e = row.begin; e < row.end; ++e, q += n_.heads) {
+        AddScaledDual(At(scratch.d_scores, q), y_.Row(key_head, in_.indices[e]), dim_, to);
+      }
+      return;
+    }
+    const DualNumbers x = x_.Row(h, row.i);
+    const DualNumbers top = y_.Row(key_head, in_.indices[TopEdge(task, row.i, h, scratch)]);
+    const int64_t at = task.At(row.i) + h;
+    const Real least = NearDistances(scratch)[at];
+    for (int64_t e = row.begin; e < row.end; ++e, q += n_.heads) {
+      AddScaledDualDifference(At(scratch.d_scores, q), scratch.g.values[q] < least ? x : top,
+                              y_.Row(key_head, in_.indices[e]), dim_, to);
+    }
+    const DualNumber common = At(RowSums(0, scratch), at);
+    AddScaledDualDifference({2 * common.value, 2 * common.tangent}, x, top, dim_, to);
   }
 
   // Adds up the sums of the tasks in order.
@@ -1084,47 +1082,48 @@ class GraphPass {
     ParallelTasks(executor_, tasks.count(), [&](int64_t task, int worker) {
       const auto [begin, end] = tasks.Rows(task);
       Real* const sums = memory.data() + worker * size;
-      if (wants_v()) SumTokens<false>(graph, begin, end, sums);
-      if (wants_y()) SumTokens<true>(graph, begin, end, sums);
-      for (int64_t j = begin; wants_columns() && j < end; ++j) SumColumns(graph, j);
+      for (int64_t j = begin; j < end; ++j) {
+        if (wants_v()) SumValues(graph, j, sums);
+        if (wants_y()) SumKeys(graph, j, sums);
+        if (wants_columns()) SumColumns(graph, j);
+      }
     });
   }
 
-  // Computes the gradients of keys or of values [begin, end).
-  template <bool kKeys>
-  void SumTokens(const TransposedGraph& graph, int64_t begin, int64_t end, Real* memory) const {
-    const View<Real>& values = kKeys ? of_.gradient.y : of_.gradient.v;
-    const View<Real>& tangents = kKeys ? of_.gradient_tangent.y : of_.gradient_tangent.v;
-    const DualTokens& tokens = kKeys ? x_ : d_o_;
-    const Real* const numbers = kKeys ? d_products_.data() : weights_.data();
+  // Calls body(row, head, number) for the edges of key j, with the numbers of pairs in `numbers`.
+  template <class Body>
+  HWY_INLINE void ForPairsOfKey(const TransposedGraph& graph, int64_t j, const Buffer& numbers,
+                                const Body& body) const {
     const int64_t pairs = n_.edges * n_.heads;
-    const bool by_difference = kKeys && is_distance();
-    WithValues(values.data != nullptr, kKeys ? dim_ : n_.value_dim,
-               [&]<bool kValues>(auto n) HWY_ATTR {
-                 const int64_t size = n_.key_heads * n;
-                 const DualRow sums{memory, memory + size};
-                 for (int64_t j = begin; j < end; ++j) {
-                   std::fill_n(memory, 2 * size, 0.0f);
-                   for (int64_t t = graph.indptr[Size(j)]; t < graph.indptr[Size(j + 1)]; ++t) {
-                     const int64_t i = graph.rows[Size(t)];
-                     const Real* const factors = numbers + graph.edges[Size(t)] * n_.heads;
-                     for (int64_t h = 0; h < n_.heads; ++h) {
-                       const DualNumber factor{factors[h], factors[pairs + h]};
-                       const DualRow to = From(sums, h / group_ * n);
-                       if (by_difference) {
-                         AddScaledDualDifference<kValues>(factor, y_.Row(h / group_, j),
-                                                          tokens.Row(h, i), n, to);
-                       } else {
-                         AddScaledDual<kValues>(factor, tokens.Row(h, i), n, to);
-                       }
-                     }
-                   }
-                   for (int64_t h = 0; h < n_.key_heads; ++h) {
-                     Write(values, h, j, sums.values + h * n, n);
-                     Write(tangents, h, j, sums.tangents + h * n, n);
-                   }
-                 }
-               });
+    for (int64_t t = graph.indptr[Size(j)]; t < graph.indptr[Size(j + 1)]; ++t) {
+      const Real* const of_edge = numbers.data() + graph.edges[Size(t)] * n_.heads;
+      for (int64_t h = 0; h < n_.heads; ++h) {
+        body(graph.rows[Size(t)], h, DualNumber{of_edge[h], of_edge[pairs + h]});
+      }
+    }
+  }
+
+  // Compute the gradients of a value, or of a key.
+  void SumValues(const TransposedGraph& graph, int64_t j, Real* memory) const {
+    const int64_t columns = n_.value_dim;
+    const DualRow sums = ClearSums(memory, n_.key_heads * columns, of_.gradient.v.data != nullptr);
+    ForPairsOfKey(graph, j, weights_, [&](int64_t i, int64_t h, const DualNumber& weight) {
+      AddScaledDual(weight, d_o_.Row(h, i), columns, SumsAt(sums, h / group_ * columns));
+    });
+    WriteSums(of_.gradient.v, of_.gradient_tangent.v, sums, n_.key_heads, j, columns);
+  }
+  void SumKeys(const TransposedGraph& graph, int64_t j, Real* memory) const {
+    const DualRow sums = ClearSums(memory, n_.key_heads * dim_, of_.gradient.y.data != nullptr);
+    ForPairsOfKey(graph, j, d_products_, [&](int64_t i, int64_t h, const DualNumber& d_product) {
+      const int64_t key_head = h / group_;
+      const DualRow to = SumsAt(sums, key_head * dim_);
+      if (is_distance()) {
+        AddScaledDualDifference(d_product, y_.Row(key_head, j), x_.Row(h, i), dim_, to);
+      } else {
+        AddScaledDual(d_product, x_.Row(h, i), dim_, to);
+      }
+    });
+    WriteSums(of_.gradient.y, of_.gradient_tangent.y, sums, n_.key_heads, j, dim_);
   }
 
   void SumColumns(const TransposedGraph& graph, int64_t j) const {
