@@ -70,15 +70,15 @@ class DualContent {
       const DualWindow window = WindowOf(part);
       Multiply(tile, part, window);
       const int64_t count = Width(tile, part);
-      const auto read = [&](const TableWindow& from, Real* rows) HWY_ATTR {
-        reader_.template Read<kKeys>(queries, part, from, in_.relative.factor, columns, of_part,
-                                     runs);
+      for (const bool is_tangent : {false, true}) {
+        if (is_tangent && !has_tangents()) break;
+        reader_.template Read<kKeys>(queries, part, is_tangent ? window.tangents : window.values,
+                                     in_.relative.factor, columns, of_part, runs);
+        Real* const rows = (is_tangent ? to.rows.tangents : to.rows.values) + part.column;
         for (int64_t r = 0; r < queries.rows; ++r) {
-          CopyNumbers(of_part + r * kKeys, count, rows + r * to.stride + part.column);
+          std::copy_n(of_part + r * kKeys, count, rows + r * to.stride);
         }
-      };
-      read(window.values, to.rows.values);
-      if (has_tangents()) read(window.tangents, to.rows.tangents);
+      }
     };
     reader_.ForKeys(queries, tile.first, tile.begin, tile.end, memory, store);
   }
@@ -95,12 +95,12 @@ class DualContent {
     const int64_t head = b * in_.shape.heads + h;
     const auto add = [&](const Part& part) HWY_ATTR {
       const DualWindow window = WindowOf(part);
-      const auto scatter = [&](const Real* numbers, const TableWindow& to) HWY_ATTR {
-        reader_.Add(tile.queries, part, numbers + part.column, d_scores.stride, Width(tile, part),
-                    in_.relative.factor, to, columns, runs);
-      };
-      scatter(d_scores.rows.values, window.values);
-      scatter(d_scores.rows.tangents, window.tangents);
+      for (const bool is_tangent : {false, true}) {
+        const Real* const rows = is_tangent ? d_scores.rows.tangents : d_scores.rows.values;
+        reader_.Add(tile.queries, part, rows + part.column, d_scores.stride, Width(tile, part),
+                    in_.relative.factor, is_tangent ? window.tangents : window.values, columns,
+                    runs);
+      }
       const int64_t first = part.keys.begin;
       if (d_keys.wanted()) {
         table_.AddProduct(h, part.count(), window, d_keys.row(b, tile.key_head, first),

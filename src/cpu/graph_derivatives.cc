@@ -380,8 +380,8 @@ class GraphPass {
 
   // Computes the inner products of the rows of queries and keys, or their squared distances.
   template <bool kDistance>
-  void Multiply(const Task& task, const DualTokens& queries, const DualTokens& keys,
-                int64_t columns, const DualRow& to) const {
+  HWY_NOINLINE void Multiply(const Task& task, const DualTokens& queries, const DualTokens& keys,
+                             int64_t columns, const DualRow& to) const {
     ForRows(task, [&](const RowEdges& row) {
       int64_t q = row.offset;
       for (int64_t e = row.begin; e < row.end; ++e) {
@@ -803,19 +803,17 @@ class GraphPass {
         }
       }
       Differentiate(g, count, scratch);
-      const auto keep = [&](const Real* values, const Real* tangents, int n) {
+      for (int n = 0; n < 2 + row_scalars(); ++n) {
+        if (n == 1 && !has_product()) continue;
+        const Real* const values =
+            n == 0 ? scratch.f : SlopesOf(false, scratch).g + (n - 1) * stride_;
+        const Real* const tangents =
+            n == 0 ? scratch.f + stride_ : SlopesOf(true, scratch).g + (n - 1) * stride_;
         for (int64_t q = 0; q < count; ++q) {
           const bool finite = std::isfinite(values[q]) && std::isfinite(tangents[q]);
           Tops(false, n, scratch)[first + q] = finite ? values[q] : 0.0f;
           Tops(true, n, scratch)[first + q] = finite ? tangents[q] : 0.0f;
         }
-      };
-      const SlopeArrays slopes = SlopesOf(false, scratch);
-      const SlopeArrays tangents = SlopesOf(true, scratch);
-      keep(scratch.f, scratch.f + stride_, 0);
-      if (has_product()) keep(slopes.g, tangents.g, 1);
-      for (int s = 0; s < row_scalars(); ++s) {
-        keep(slopes.a + s * stride_, tangents.a + s * stride_, 2 + s);
       }
     });
   }
