@@ -1,15 +1,16 @@
 """Compares forward-mode and second derivatives with forward and backward passes, by CPU time.
 
     .venv/bin/python benchmarks/derivatives.py [--length N] [--rounds N] [--similarity S]
-        [--terms NAME] [--math | --float64]
+        [--terms NAME | --graph EDGES] [--math | --float64]
 
 Reports the median time in milliseconds and a median ratio. A jvp is compared with the forward pass,
 a gradient of a gradient (double backward) with the backward pass, and a mean-flow step (a jvp in a
 loss, and the backward pass of that loss) with a forward and a backward pass. The calls alternate
 and run on one thread. With --math, the script also times PyTorch's unfused implementation
-(SDPBackend.MATH). --terms adds a term, a mask or another argument to the call. With --float64, the
-script instead compares each call in float64 with the same call in float32. Other programs on the
-machine hardly affect CPU time.
+(SDPBackend.MATH). --terms adds a term, a mask or another argument to the call. With --graph, the
+calls are those of gnomon.graph_attention with N nodes and EDGES edges from each node to random
+nodes. With --float64, the script instead compares each call in float64 with the same call in
+float32. Other programs on the machine hardly affect CPU time.
 """
 
 from __future__ import annotations
@@ -54,7 +55,27 @@ def terms(name: str | None, length: int) -> dict[str, object]:
                 torch.randn(2 * length - 1, HEAD_DIM) / 8, length - 1
             )
         },
+        "disentangled": lambda: {
+            "position": gnomon.position.Disentangled(
+                torch.randn(512, HEAD_DIM) / 8, torch.randn(512, HEAD_DIM) / 8, max_distance=512
+            )
+        },
     }[name]()
+
+
+def attend_in_graph(
+    edges: int, length: int, similarity: str | None
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Returns graph attention for tokens (1, H, L, D), as a function of q, k and v."""
+    torch.manual_seed(1)
+    indptr = torch.arange(length + 1) * edges
+    indices = torch.randint(length, (length * edges,))
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        nodes = (x[0].transpose(0, 1) for x in (q, k, v))
+        return gnomon.graph_attention(*nodes, indptr, indices, similarity=similarity)
+
+    return attend
 
 
 def calls(
@@ -99,18 +120,24 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--similarity")
-    parser.add_argument("--terms")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--terms")
+    kind.add_argument("--graph", type=int, metavar="EDGES")
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--math", action="store_true")
     other.add_argument("--float64", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    attend = functools.partial(
-        gnomon.attention,
-        similarity=options.similarity,
-        causal=True,
-        **terms(options.terms, options.length),
-    )
+    attend: Attend
+    if options.graph:
+        attend = attend_in_graph(options.graph, options.length, options.similarity)
+    else:
+        attend = functools.partial(
+            gnomon.attention,
+            similarity=options.similarity,
+            causal=True,
+            **terms(options.terms, options.length),
+        )
     attends: dict[str, Attend] = {"gnomon": attend}
     if options.math:
         attends["math"] = math_of

@@ -1,8 +1,10 @@
-// Forward-mode and second derivatives of attention in fp32 and fp64, on plain views.
+// Forward-mode and second derivatives of attention and of graph attention in fp32 and fp64, on
+// plain views.
 #ifndef GNOMON_SRC_CORE_DERIVATIVES_H_
 #define GNOMON_SRC_CORE_DERIVATIVES_H_
 
 #include "cpu/derivatives.h"
+#include "cpu/graph_derivatives.h"
 #include "gnomon/attention.h"
 
 namespace gnomon {
@@ -10,6 +12,13 @@ namespace gnomon {
 // Results do not depend on the number of workers.
 void DifferentiateAttention(const AttentionDerivatives<float>& of, const Executor& executor);
 void DifferentiateAttention(const AttentionDerivatives<double>& of, const Executor& executor);
+
+// Check the arguments and the graph, throwing Error if one is invalid. `function` is the function
+// of the table in `of`.
+void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<float>& of,
+                        const Executor& executor);
+void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<double>& of,
+                        const Executor& executor);
 
 }  // namespace gnomon
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/call_log.h"
+#include "core/derivatives.h"
 #include "core/targets.h"
 #include "core/with_statistics.h"
 #include "gnomon/derivatives.h"
@@ -155,6 +156,20 @@ void GraphBackward(const PairFunction& function, const GraphInput<double>& input
   const auto complete = Complete(function.reference_graph_forward, input, saved, executor);
   function.reference_graph_backward(input, complete.saved(), gradient, executor);
   Log("graph backward", function, input);
+}
+
+void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<float>& of,
+                        const Executor& executor) {
+  Check(function, of.input);
+  ChooseTargetOnce();
+  GraphDerivativesKernel(of, executor);
+}
+
+void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<double>& of,
+                        const Executor& executor) {
+  Check(function, of.input);
+  ChooseTargetOnce();
+  GraphDerivativesKernel(of, executor);
 }
 
 void GraphForward(const PairFunction& function, const GraphInput<Dual>& input,

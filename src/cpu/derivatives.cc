@@ -28,6 +28,7 @@
 #include "cpu/columns-inl.h"
 #include "cpu/derivatives.h"
 #include "cpu/dual_addends-inl.h"
+#include "cpu/dual_content-inl.h"
 #include "cpu/dual_relative-inl.h"
 #include "cpu/dual_scores-inl.h"
 #include "cpu/dual_sums-inl.h"
@@ -80,6 +81,17 @@ class Pass {
                          of.gradient_tangent.relative_keys),
         d_relative_values_(n_, relative_.values(), of.gradient.relative_values,
                            of.gradient_tangent.relative_values),
+        content_(in_, tangent_),
+        content_keys_(in_.relative.key, head_tasks_.keys(), wants_relative_queries() ? n_.keys : 0,
+                      in_.relative.key_dim),
+        content_key_tangents_(tangent_.relative.key, head_tasks_.keys(),
+                              wants_relative_queries() && has_content_key() ? n_.keys : 0,
+                              in_.relative.key_dim),
+        d_content_keys_(of.gradient.relative_key, n_, head_tasks_.keys(), in_.relative.key_dim),
+        d_content_key_tangents_(of.gradient_tangent.relative_key, n_, head_tasks_.keys(),
+                                in_.relative.key_dim),
+        d_relative_queries_(n_, content_.table(), of.gradient.relative_queries,
+                            of.gradient_tangent.relative_queries),
         key_panels_(in_.y, tangent_.y, head_tasks_.keys(), n_.keys, dim_),
         keys_(in_.y, head_tasks_.keys(), wants_x() ? n_.keys : 0, dim_),
         key_tangents_(tangent_.y, head_tasks_.keys(), wants_x() && has_y() ? n_.keys : 0, dim_),
@@ -95,7 +107,8 @@ class Pass {
         key_turns_(n_.batch * n_.key_heads * turn_blocks_),
         head_turns_(n_.batch * n_.heads),
         pair_turns_(shares_pairs() ? row_blocks_ : 0),
-        table_turns_(n_.batch * n_.heads) {
+        table_turns_(n_.batch * n_.heads),
+        content_turns_(n_.batch * n_.key_heads) {
     if (wants_bias()) d_bias_.Reset(2 * n_.batch * n_.heads * addends_.table_size());
     if (!is_distance()) return;
     norms_.Reset(2 * n_.batch * n_.key_heads * n_.keys);
@@ -109,6 +122,7 @@ class Pass {
     const int64_t tasks = head_tasks_.whole() ? heads : heads * in_head;
     const Buffer memory(scratch_size() * WorkersFor(executor_, tasks));
     ParallelTasks(executor_, relative_.tasks(), [&](int64_t task, int) { relative_.Fill(task); });
+    ParallelTasks(executor_, content_.tasks(), [&](int64_t task, int) { content_.Fill(task); });
     if (head_tasks_.whole()) {
       ParallelTasks(executor_, heads, [&](int64_t head, int worker) {
         head_tasks_.Assign(head, worker);
@@ -165,8 +179,9 @@ class Pass {
 
   // Scratch memory of a worker. Rows that are operands of the same matrix product are adjacent.
   struct Scratch {
-    Real* weights;       // tangents of the rows' weights, then the weights
-    Real* gradients;     // tangents of the scores' gradients, then the gradients
+    Real* weights;  // tangents of the rows' weights, then the weights
+    // Tangents of the scores' gradients, then the gradients; before, position-to-content terms.
+    Real* gradients;
     Real* x;             // [x' x] per row
     Real* scaled;        // rows of c x, then rows of (c x)'
     Real* d_o;           // [d_o' d_o] per row
@@ -188,15 +203,16 @@ class Pass {
     Real* key_window;
     Real* value_window;
     Real* table_rows;  // a window; later gradients of relative.query and their tangents
+    Real* content;     // scratch memory of DualContent
   };
   int64_t window() const { return stride_ + block_; }
-  static constexpr size_t kParts = 20;
+  static constexpr size_t kParts = 21;
   // The maximum number of scalars of a pair, each of which has its own array.
   static constexpr int64_t kScalarArrays = 3 * kMostScalars;
   std::array<int64_t, kParts> Sizes() const {
     const bool is_backward = wants_any();
     return {2 * block_ * stride_,
-            wants_scores() ? 2 * block_ * stride_ : 0,
+            wants_scores() || content_.exists() ? 2 * block_ * stride_ : 0,
             2 * block_ * dim_,
             wants_scores() ? 2 * block_ * padded_dim_ : 0,
             is_backward ? 2 * block_ * n_.value_dim : 0,
@@ -214,7 +230,8 @@ class Pass {
             has_temper() ? 2 * block_ * stride_ : 0,
             relative_.keys().exists() ? 2 * block_ * relative_.stride() : 0,
             relative_.values().exists() ? 2 * block_ * relative_.stride() : 0,
-            block_ * std::max(relative_.stride(), 2 * relative_.keys().values().padded())};
+            block_ * std::max(relative_.stride(), 2 * relative_.keys().values().padded()),
+            content_.scratch_size()};
   }
   int64_t scratch_size() const {
     int64_t size = 0;
@@ -230,7 +247,7 @@ class Pass {
     }
     return {parts[0],  parts[1],  parts[2],  parts[3],  parts[4],  parts[5],  parts[6],
             parts[7],  parts[8],  parts[9],  parts[10], parts[11], parts[12], parts[13],
-            parts[14], parts[15], parts[16], parts[17], parts[18], parts[19]};
+            parts[14], parts[15], parts[16], parts[17], parts[18], parts[19], parts[20]};
   }
 
   bool has_product() const { return function_ == nullptr || function_->pairs->has_product(); }
@@ -244,9 +261,13 @@ class Pass {
   bool has_d_o() const { return of_.d_o_tangent.data != nullptr; }
   bool has_temper() const { return in_.temperature != nullptr || in_.softcap != 0; }
   bool drops() const { return in_.dropout.rate != 0; }
-  bool has_bias() const { return addends_.has_values() || relative_.keys().exists(); }
+  bool has_content_key() const { return tangent_.relative.key.data != nullptr; }
+  bool has_bias() const {
+    return addends_.has_values() || relative_.keys().exists() || content_.exists();
+  }
   bool has_bias_tangent() const {
-    return addends_.has_tangents() || (relative_.keys().exists() && relative_.has_key_tangents());
+    return addends_.has_tangents() || (relative_.keys().exists() && relative_.has_key_tangents()) ||
+           (content_.exists() && content_.has_tangents());
   }
   // Whether a gradient or its tangent is needed.
   template <class Member>
@@ -292,10 +313,17 @@ class Pass {
   bool wants_relative_values() const {
     return Wants([](const auto& gradient) { return gradient.relative_values != nullptr; });
   }
+  bool wants_relative_queries() const {
+    return Wants([](const auto& gradient) { return gradient.relative_queries != nullptr; });
+  }
+  bool wants_content() const {
+    return wants_relative_queries() ||
+           Wants([](const auto& gradient) { return gradient.relative_key.data != nullptr; });
+  }
   bool wants_scores() const {
     return wants_x() || wants_y() || wants_scalars() || wants_bias() || wants_key_bias() ||
            wants_pair_bias() || wants_temperature() || wants_relative_query() ||
-           wants_relative_keys();
+           wants_relative_keys() || wants_content();
   }
   // Whether several heads add to the same gradients of pair biases.
   bool shares_pairs() const {
@@ -345,6 +373,10 @@ class Pass {
     if (wants_x() && has_y()) key_tangents_.Fill(b, h, begin, end);
     values_.Fill(b, h, begin, end);
     if (has_v()) value_tangents_.Fill(b, h, begin, end);
+    if (wants_relative_queries()) {
+      content_keys_.Fill(b, h, begin, end);
+      if (has_content_key()) content_key_tangents_.Fill(b, h, begin, end);
+    }
     if (!is_distance()) return;
     RowReader rows(in_.y, dim_);
     RowReader tangents(tangent_.y, has_y() ? dim_ : 0);
@@ -368,7 +400,8 @@ class Pass {
   void Start(int64_t head) {
     const int64_t b = head / n_.key_heads;
     const int64_t h = head % n_.key_heads;
-    for (const KeySums* sums : {&d_y_, &d_y_tangent_, &d_v_, &d_v_tangent_}) sums->Clear(b, h);
+    for (const KeySums* sums : key_sums()) sums->Clear(b, h);
+    content_turns_.Start(head, 0);
     for (int64_t n = 0; n < turn_blocks_; ++n) key_turns_.Start(head * turn_blocks_ + n, 0);
     for (const bool is_tangent : {false, true}) {
       if (d_norms_) std::fill_n(KeyNumber(d_norms_, is_tangent, head, 0), n_.keys, 0.0f);
@@ -382,6 +415,7 @@ class Pass {
       table_turns_.Start(of_head, 0);
       d_relative_keys_.Clear(of_head);
       d_relative_values_.Clear(of_head);
+      d_relative_queries_.Clear(of_head);
       for (const bool is_tangent : {false, true}) {
         if (wants_bias()) {
           std::fill_n(BiasGradient(is_tangent, of_head), addends_.table_size(), 0.0f);
@@ -405,9 +439,12 @@ class Pass {
 
   void Finish(int64_t head) const {
     if (d_norms_) AddNormGradients(head);
-    for (const KeySums* sums : {&d_y_, &d_y_tangent_, &d_v_, &d_v_tangent_}) {
+    for (const KeySums* sums : key_sums()) {
       sums->Finish(head / n_.key_heads, head % n_.key_heads);
     }
+  }
+  std::array<const KeySums*, 6> key_sums() const {
+    return {&d_y_, &d_y_tangent_, &d_v_, &d_v_tangent_, &d_content_keys_, &d_content_key_tangents_};
   }
 
   // Adds the gradients that pass through the squared norms: d|y|^2/dy = 2 y.
@@ -496,6 +533,10 @@ class Pass {
     if (block.keys.empty()) return RunEmpty(block);
     MultiplyQueries(block, scratch);
     if (relative_.exists()) SetWindows(block, scratch);
+    if (content_.exists()) {
+      content_.Products(ContentTile(block), ContentPairs(block, scratch), scratch.content,
+                        &block.runs);
+    }
     if (function_ != nullptr) SetScalars(block, scratch);
     Columns columns[kRowBlock];
     for (int64_t r = 0; r < block.rows(); ++r) columns[r] = SetRow(block, r, scratch);
@@ -508,6 +549,7 @@ class Pass {
       AddBiasGradients(block, columns, scratch);
       if (wants_pair_bias()) AddPairGradients(block, columns, scratch);
       if (relative_.keys().exists()) SetRelativeGradients(block, columns, scratch);
+      if (wants_content()) AddContentGradients(block, scratch);
       if (function_ != nullptr) SetProductGradients(block, columns, scratch);
     }
     for (int64_t r = 0; drops() && r < block.rows(); ++r) {
@@ -552,6 +594,10 @@ class Pass {
     if (wants_tables()) {
       table_turns_.Wait(block.head(n_), block.number);
       table_turns_.Pass(block.head(n_), block.number);
+    }
+    if (wants_content()) {
+      content_turns_.Wait(block.key_head_of(n_), block.turn);
+      content_turns_.Pass(block.key_head_of(n_), block.turn);
     }
     if (wants_pair_bias()) {
       const std::vector<Columns> none(block.row_count(), Columns{0, 0});
@@ -632,9 +678,16 @@ class Pass {
     const DualAddends::Row row = AddendRow(block, r, columns);
     const bool is_relative = relative_.keys().exists();
     const Real factor = in_.relative.factor;
+    const bool has_content = content_.exists();
+    const DualRow content = has_content ? DualOf(scratch.gradients, block, r) : DualRow{};
+    const auto add_content = [&](const Real* from, Real* to) {
+      const int64_t first = columns.first();
+      AddNumbers(from + first, columns.last() - first, to + first);
+    };
     if (has_bias()) {
       const DF d;
       addends_.SumBiases(row, scratch.bias);
+      if (has_content) add_content(content.values, scratch.bias);
       if (is_relative) {
         relative_.Read(row, block.keys_window.values, r, factor, scratch.bias, &block.runs);
       }
@@ -644,6 +697,9 @@ class Pass {
     }
     if (has_bias_tangent()) {
       addends_.SumTangents(row, scratch.bias_tangent);
+      if (has_content && content_.has_tangents()) {
+        add_content(content.tangents, scratch.bias_tangent);
+      }
       if (is_relative) {
         relative_.Read(row, block.keys_window.tangents, r, factor, scratch.bias_tangent,
                        &block.runs);
@@ -695,6 +751,30 @@ class Pass {
       write(of_.gradient.relative_query, sums);
       write(of_.gradient_tangent.relative_query, tangents);
     }
+  }
+
+  DualContent::Tile ContentTile(const Block& block) const {
+    return {{block.b, block.h, block.begin, block.rows()},
+            block.key_head,
+            block.first,
+            block.keys.begin - block.first,
+            block.keys.end - block.first};
+  }
+  // The position-to-content terms of a block, which are stored in place of gradients of scores.
+  static DualContent::Pairs ContentPairs(const Block& block, const Scratch& scratch) {
+    return {DualOf(scratch.gradients, block, 0), block.stride};
+  }
+  void AddContentGradients(Block& block, const Scratch& scratch) {
+    const Rows keys =
+        wants_relative_queries() ? content_keys_.Head(block.b, block.key_head) : Rows{};
+    const Rows tangents = wants_relative_queries() && has_content_key()
+                              ? content_key_tangents_.Head(block.b, block.key_head)
+                              : Rows{};
+    content_turns_.Wait(block.key_head_of(n_), block.turn);
+    content_.Gradients(ContentTile(block), ContentPairs(block, scratch), d_content_keys_,
+                       d_content_key_tangents_, d_relative_queries_, keys, tangents,
+                       scratch.content, &block.runs);
+    content_turns_.Pass(block.key_head_of(n_), block.turn);
   }
 
   // Overwrites the products in the window of relative values with sums of weights.
@@ -1536,6 +1616,7 @@ class Pass {
   void Merge() const {
     d_relative_keys_.Merge();
     d_relative_values_.Merge();
+    d_relative_queries_.Merge();
     for (const bool is_tangent : {false, true}) {
       const AttentionGradient<Real>& gradient = Gradient(is_tangent);
       for (int64_t h = 0; h < n_.heads; ++h) {
@@ -1583,6 +1664,12 @@ class Pass {
   PaddedRows relative_query_tangents_;
   DualTableGradient d_relative_keys_;
   DualTableGradient d_relative_values_;
+  DualContent content_;
+  PaddedRows content_keys_;
+  PaddedRows content_key_tangents_;
+  KeySums d_content_keys_;
+  KeySums d_content_key_tangents_;
+  DualTableGradient d_relative_queries_;
   DualPanels key_panels_;
   PaddedRows keys_;
   PaddedRows key_tangents_;
@@ -1601,6 +1688,7 @@ class Pass {
   Turns head_turns_;               // per query head
   Turns pair_turns_;               // per block of rows, if heads share gradients of pairs
   Turns table_turns_;              // per query head
+  Turns content_turns_;            // per key head
 };
 
 }  // namespace

@@ -13,7 +13,6 @@ template <class T>
 struct AttentionDerivatives {
   // The pair function; null means the inner product.
   const DualTableOf<T>* function = nullptr;
-  // Relative queries are not supported.
   AttentionInput<T> input;
   // The tangents of tokens, scalars, factor, temperature, biases and relative tables, in the same
   // layout as the inputs, except that pair biases may have different strides.

@@ -74,14 +74,22 @@ class DualRowTable {
     for (int64_t r = 0; r < rows; ++r) AddNumbers(more.Row(r), count, window.tangents.Row(r));
   }
 
-  // Adds the products of a window with the table to `to`, and their tangents to `to_tangents`. Both
-  // have rows of values().padded() columns, and either may be null.
+  // Adds the products of a window with the table to rows of `to`, or their tangents. Rows start
+  // `stride` apart and have values().padded() columns.
+  void AddProduct(int64_t h, int64_t rows, const DualWindow& window, Real* to,
+                  int64_t stride) const {
+    values_.AddProduct(h, rows, window.values, to, stride);
+  }
+  void AddProductTangent(int64_t h, int64_t rows, const DualWindow& window, Real* to,
+                         int64_t stride) const {
+    values_.AddProduct(h, rows, window.tangents, to, stride);
+    if (tangents_.exists()) tangents_.AddProduct(h, rows, window.values, to, stride);
+  }
+  // Computes both, for rows without gaps; either may be null.
   void AddProducts(int64_t h, int64_t rows, const DualWindow& window, Real* to,
                    Real* to_tangents) const {
-    if (to != nullptr) values_.AddProduct(h, rows, window.values, to);
-    if (to_tangents == nullptr) return;
-    values_.AddProduct(h, rows, window.tangents, to_tangents);
-    if (tangents_.exists()) tangents_.AddProduct(h, rows, window.values, to_tangents);
+    if (to != nullptr) AddProduct(h, rows, window, to, values_.padded());
+    if (to_tangents != nullptr) AddProductTangent(h, rows, window, to_tangents, values_.padded());
   }
 
  private:

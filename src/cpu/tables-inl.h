@@ -217,12 +217,17 @@ class RowTable {
     }
   }
 
-  // Computes to (rows x padded()) += the window times the table rows.
+  // Computes to (rows x padded()) += the window times the table rows. Rows of `to` start `stride`
+  // apart.
   void AddProduct(int64_t h, int64_t rows, const TableWindow& window, Real* to) const {
+    AddProduct(h, rows, window, to, padded_);
+  }
+  void AddProduct(int64_t h, int64_t rows, const TableWindow& window, Real* to,
+                  int64_t stride) const {
     const Rows table = rows_.Head(0, Index(h));
     MultiplyAdd(Size(rows), Size(padded_) / kLanes, Size(window.range.end - window.range.begin),
                 window.Entries(), table.row(window.range.begin), Size(table.stride), to,
-                Size(padded_));
+                Size(stride));
   }
 
  private:

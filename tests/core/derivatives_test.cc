@@ -15,6 +15,7 @@
 #include "core/dual_tables.h"
 #include "core/random_problem.h"
 #include "gnomon/derivatives.h"
+#include "gnomon/table_layout.h"
 
 namespace gnomon::testing {
 namespace {
@@ -80,6 +81,18 @@ Results<T> RunKernel(const Directed<T>& p, const Executor& executor = SerialExec
     if (options.key_bias) {
       gradient.key_bias = pointer("d_key_bias" + mark, p.at.key_bias.size());
     }
+    if (of.input.relative.keys != nullptr) {
+      gradient.relative_query = view("d_relative_query" + mark, p.at.relative_query);
+      gradient.relative_keys = pointer("d_relative_keys" + mark, p.at.relative_keys.size());
+    }
+    if (of.input.relative.values != nullptr) {
+      gradient.relative_values = pointer("d_relative_values" + mark, p.at.relative_values.size());
+    }
+    if (of.input.relative.queries != nullptr) {
+      gradient.relative_key = view("d_relative_key" + mark, p.at.relative_key);
+      gradient.relative_queries =
+          pointer("d_relative_queries" + mark, p.at.relative_queries.size());
+    }
   };
   set(of.gradient, "");
   set(of.gradient_tangent, "'");
@@ -116,6 +129,9 @@ Results<double> RunReference(const Directed<T>& p) {
   in.mask = at.mask;
   in.query_offset = at.query_offset;
   in.query_offsets = at.query_offsets;
+  in.query_positions = at.query_positions;
+  in.key_positions = at.key_positions;
+  in.dropout = at.dropout;
   in.x = rows(p.at.x, p.along.x);
   in.y = rows(p.at.y, p.along.y);
   in.v = rows(p.at.v, p.along.v);
@@ -127,6 +143,24 @@ Results<double> RunReference(const Directed<T>& p) {
     in.bias = {numbers(p.at.bias, p.along.bias), at.bias.batch_stride, nullptr};
   }
   if (at.key_bias != nullptr) in.key_bias = numbers(p.at.key_bias, p.along.key_bias);
+  in.relative.layout = at.relative.layout;
+  in.relative.factor = at.relative.factor;
+  if (at.relative.keys != nullptr) {
+    in.relative.query = rows(p.at.relative_query, p.along.relative_query);
+    in.relative.dim = at.relative.dim;
+    in.relative.keys = numbers(p.at.relative_keys, p.along.relative_keys);
+    in.relative.key_heads = at.relative.key_heads;
+  }
+  if (at.relative.values != nullptr) {
+    in.relative.values = numbers(p.at.relative_values, p.along.relative_values);
+    in.relative.value_heads = at.relative.value_heads;
+  }
+  if (at.relative.queries != nullptr) {
+    in.relative.key = rows(p.at.relative_key, p.along.relative_key);
+    in.relative.key_dim = at.relative.key_dim;
+    in.relative.queries = numbers(p.at.relative_queries, p.along.relative_queries);
+    in.relative.query_heads = at.relative.query_heads;
+  }
 
   std::map<std::string, std::vector<Dual>> results;
   const auto result = [&](const std::string& name, size_t size) {
@@ -156,6 +190,17 @@ Results<double> RunReference(const Directed<T>& p) {
     gradient.bias = {result("d_bias", p.at.bias.size()), at.bias.batch_stride, nullptr};
   }
   if (at.key_bias != nullptr) gradient.key_bias = result("d_key_bias", p.at.key_bias.size());
+  if (at.relative.keys != nullptr) {
+    gradient.relative_query = view("d_relative_query", p.at.relative_query);
+    gradient.relative_keys = result("d_relative_keys", p.at.relative_keys.size());
+  }
+  if (at.relative.values != nullptr) {
+    gradient.relative_values = result("d_relative_values", p.at.relative_values.size());
+  }
+  if (at.relative.queries != nullptr) {
+    gradient.relative_key = view("d_relative_key", p.at.relative_key);
+    gradient.relative_queries = result("d_relative_queries", p.at.relative_queries.size());
+  }
   AttentionBackward(p.at.function, in, saved, gradient);
 
   Results<double> all;
@@ -202,8 +247,41 @@ std::vector<ProblemOptions> AllOptions() {
   };
 }
 
+// Relative tables of every kind. The last problem has positions.
+std::vector<ProblemOptions> RelativeOptions() {
+  static const OffsetLayout clipped(9, 16, OffsetLayout::Far::kClip);
+  static const OffsetLayout past(40, 0, OffsetLayout::Far::kZero);
+  static const OffsetLayout whole(400, 400, OffsetLayout::Far::kZero);
+  std::vector<ProblemOptions> all = {
+      {.shape = {2, 4, 2, 70, 130, 8, 6}, .relative = &clipped, .relative_key_dim = 7},
+      {.shape = {2, 2, 1, 61, 90, 9, 5},
+       .key_starts = {3, 0},
+       .key_lengths = {80, 0},
+       .query_offsets = {20, -4},
+       .key_bias = true,
+       .relative = &past,
+       .relative_dim = 0,
+       .relative_key_dim = 16,
+       .relative_heads = true,
+       .dropout = 0.3,
+       .padded = true},
+      {.shape = {1, 2, 1, 130, 300, 16, 8},
+       .right = 0,
+       .query_offset = 170,
+       .relative = &whole,
+       .relative_values = false,
+       .relative_key_dim = 5},
+      {.shape = {2, 2, 2, 30, 40, 6, 3}, .relative = &clipped, .relative_key_dim = 3},
+  };
+  for (int64_t n = 0; n < 2 * 30; ++n) all.back().query_positions.push_back(n * 7 % 31);
+  for (int64_t n = 0; n < 2 * 40; ++n) all.back().key_positions.push_back(n * 3 % 43);
+  return all;
+}
+
 TEST(DerivativesTest, AreThoseOfTheReferenceInEveryInstructionSet) {
-  for (const ProblemOptions& options : AllOptions()) {
+  std::vector<ProblemOptions> all = AllOptions();
+  for (const ProblemOptions& options : RelativeOptions()) all.push_back(options);
+  for (const ProblemOptions& options : all) {
     SCOPED_TRACE(options);
     const Directed<float> p = RandomDirected(options);
     const Results<double> expected = RunReference(p);
@@ -215,9 +293,15 @@ TEST(DerivativesTest, AreThoseOfTheReferenceInEveryInstructionSet) {
 }
 
 TEST(DerivativesTest, AreThoseOfTheReferenceForEveryPairFunction) {
+  const OffsetLayout layout(5, 3, OffsetLayout::Far::kClip);
   const ProblemOptions all[] = {
       {.shape = {1, 4, 2, 60, 150, 20, 8}, .left = 100, .right = 10, .query_offset = 70},
-      {.shape = {2, 2, 1, 21, 33, 9, 5}, .key_lengths = {30, 0}, .key_bias = true, .padded = true},
+      {.shape = {2, 2, 1, 21, 33, 9, 5},
+       .key_lengths = {30, 0},
+       .key_bias = true,
+       .relative = &layout,
+       .relative_key_dim = 4,
+       .padded = true},
   };
   for (const PairFunction* function : AllPairFunctions()) {
     ASSERT_NE(FindDualTable<float>(*function), nullptr) << function->name;
@@ -256,10 +340,12 @@ TEST(DerivativesTest, AreAccurateForNearTokens) {
 }
 
 TEST(DerivativesTest, DoNotDependOnTheNumberOfWorkers) {
+  const OffsetLayout layout(30, 30, OffsetLayout::Far::kClip);
   const ProblemOptions all[] = {
       {.shape = {1, 1, 1, 700, 700, 8, 8}, .right = 0, .bias = ProblemOptions::kSharedBias},
       {.shape = {1, 4, 2, 200, 450, 8, 8}, .key_bias = true},
       {.shape = {3, 8, 4, 60, 40, 6, 8}},
+      {.shape = {1, 4, 2, 200, 250, 8, 8}, .relative = &layout, .relative_key_dim = 4},
   };
   for (const ProblemOptions& options : all) {
     SCOPED_TRACE(options);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <numeric>
 #include <string>
@@ -12,8 +13,11 @@
 #include <vector>
 
 #include "base/edge_chunks.h"
+#include "core/derivatives.h"
+#include "core/dual_tables.h"
 #include "core/random_problem.h"
 #include "gmock/gmock.h"
+#include "gnomon/derivatives.h"
 #include "gtest/gtest.h"
 
 namespace gnomon::testing {
@@ -139,6 +143,169 @@ Results<T> RunGraph(const Problem<T>& p, const Graph& graph,
   return results;
 }
 
+// A problem and the direction of its derivative. The bias of a graph has a bias as its tangent.
+template <class T>
+struct DirectedGraph {
+  Problem<T> at;
+  Problem<T> along;
+  Graph graph;
+  std::vector<float> bias_along = {};
+
+  DirectedGraph<double> InDouble() const {
+    return {at.InDouble(), along.InDouble(), graph, bias_along};
+  }
+};
+
+DirectedGraph<float> Directed(const Problem<float>& at, const Graph& graph) {
+  ProblemOptions options = at.options;
+  options.seed += 1;
+  DirectedGraph<float> p{at, RandomProblem(at.function, options), graph};
+  std::mt19937 engine(7);
+  std::normal_distribution<float> normal;
+  for (size_t n = 0; n < graph.bias.size(); ++n) p.bias_along.push_back(normal(engine));
+  return p;
+}
+
+// Runs the derivatives kernel and returns all results, without gaps between rows. The names of
+// tangents end with an apostrophe.
+template <class T>
+Results<T> RunDerivatives(const DirectedGraph<T>& p, const Executor& executor = SerialExecutor()) {
+  const std::vector<T> bias(p.graph.bias.begin(), p.graph.bias.end());
+  const std::vector<T> bias_along(p.bias_along.begin(), p.bias_along.end());
+  GraphDerivatives<T> of;
+  if (p.at.function.name != std::string("dot")) of.function = FindDualTable<T>(p.at.function);
+  of.input = AsGraph(p.at, p.graph);
+  of.tangent = AsGraph(p.along, p.graph);
+  if (!bias.empty()) {
+    of.input.edge_bias = bias.data();
+    of.tangent.edge_bias = bias_along.data();
+  }
+  of.input.dropout = p.graph.dropout;
+  const GraphShape& n = of.input.shape;
+  of.d_o = p.at.d_o.view();
+  of.d_o_tangent = p.along.d_o.view();
+  const std::vector<T> d_lse = Transpose(p.at.d_lse, n.heads, n.queries);
+  const std::vector<T> d_lse_tangent = Transpose(p.along.d_lse, n.heads, n.queries);
+  of.d_lse = d_lse.data();
+  of.d_lse_tangent = d_lse_tangent.data();
+  std::map<std::string, Array<T>> arrays;
+  Results<T> results;
+  const auto view = [&](const std::string& name, const Array<T>& like) {
+    return (arrays[name] = Array<T>(like.size(), p.at.options.padded, kNan)).view();
+  };
+  const auto pointer = [&](const std::string& name, size_t size) {
+    return (results[name] = std::vector<T>(size, kNan)).data();
+  };
+  of.output = {view("o", p.at.d_o), pointer("lse", d_lse.size()),
+               pointer("statistics", 3 * d_lse.size())};
+  of.o_tangent = view("o'", p.at.d_o);
+  of.lse_tangent = pointer("lse'", d_lse.size());
+  const auto set = [&](GraphGradient<T>& gradient, const std::string& mark) {
+    gradient.x = view("d_x" + mark, p.at.x);
+    gradient.y = view("d_y" + mark, p.at.y);
+    gradient.v = view("d_v" + mark, p.at.v);
+    gradient.row_scalars = pointer("d_row" + mark, p.at.row.size());
+    gradient.column_scalars = pointer("d_column" + mark, p.at.column.size());
+    gradient.head_scalars = pointer("d_head" + mark, p.at.head.size());
+    gradient.factor = pointer("d_factor" + mark, p.at.factor.size());
+    if (!bias.empty()) gradient.edge_bias = pointer("d_edge_bias" + mark, bias.size());
+  };
+  set(of.gradient, "");
+  set(of.gradient_tangent, "'");
+  DifferentiateGraph(p.at.function, of, executor);
+  for (auto& [name, array] : arrays) results[name] = array.TakeOutput();
+  return results;
+}
+
+// Computes the same results with the reference in dual numbers.
+template <class T>
+Results<double> RunDuals(const DirectedGraph<T>& p) {
+  std::deque<std::vector<Dual>> kept;
+  const auto numbers = [&](const auto& values, const auto& tangents) {
+    std::vector<Dual>& duals = kept.emplace_back();
+    for (size_t n = 0; n < values.size(); ++n) duals.emplace_back(values[n], tangents[n]);
+    return duals.data();
+  };
+  const auto strides = [](const Array<T>& array) {
+    const auto [batch, heads, rows, columns] = array.size();
+    return std::array<int64_t, 3>{heads * rows * columns, rows * columns, columns};
+  };
+  const auto rows = [&](const Array<T>& values, const Array<T>& tangents) {
+    return View<const Dual>{numbers(values.Elements(), tangents.Elements()), strides(values)};
+  };
+  const GraphInput<T> at = AsGraph(p.at, p.graph);
+  GraphInput<Dual> in;
+  in.shape = at.shape;
+  in.indptr = at.indptr;
+  in.indices = at.indices;
+  in.x = rows(p.at.x, p.along.x);
+  in.y = rows(p.at.y, p.along.y);
+  in.v = rows(p.at.v, p.along.v);
+  in.row_scalars = numbers(p.at.row, p.along.row);
+  in.column_scalars = numbers(p.at.column, p.along.column);
+  in.head_scalars = numbers(p.at.head, p.along.head);
+  in.factor = numbers(p.at.factor, p.along.factor);
+  if (!p.graph.bias.empty()) in.edge_bias = numbers(p.graph.bias, p.bias_along);
+  in.dropout = p.graph.dropout;
+  const GraphShape& n = in.shape;
+
+  std::map<std::string, std::vector<Dual>> results;
+  const auto result = [&](const std::string& name, size_t size) {
+    return (results[name] = std::vector<Dual>(size)).data();
+  };
+  const auto view = [&](const std::string& name, const Array<T>& like) {
+    return View<Dual>{result(name, like.Elements().size()), strides(like)};
+  };
+  const size_t lines = p.at.d_lse.size();
+  const GraphOutput<Dual> out{view("o", p.at.d_o), result("lse", lines),
+                              result("statistics", 3 * lines)};
+  GraphForward(p.at.function, in, out);
+  const GraphBackwardInput<Dual> saved{{out.o.data, out.o.stride},
+                                       out.lse,
+                                       rows(p.at.d_o, p.along.d_o),
+                                       numbers(Transpose(p.at.d_lse, n.heads, n.queries),
+                                               Transpose(p.along.d_lse, n.heads, n.queries)),
+                                       out.statistics};
+  GraphGradient<Dual> gradient;
+  gradient.x = view("d_x", p.at.x);
+  gradient.y = view("d_y", p.at.y);
+  gradient.v = view("d_v", p.at.v);
+  gradient.row_scalars = result("d_row", p.at.row.size());
+  gradient.column_scalars = result("d_column", p.at.column.size());
+  gradient.head_scalars = result("d_head", p.at.head.size());
+  gradient.factor = result("d_factor", p.at.factor.size());
+  if (in.edge_bias != nullptr) gradient.edge_bias = result("d_edge_bias", p.graph.bias.size());
+  GraphBackward(p.at.function, in, saved, gradient);
+
+  Results<double> all;
+  for (const auto& [name, duals] : results) {
+    std::vector<double>& values = all[name];
+    std::vector<double>& tangents = all[name + "'"];
+    for (const Dual& dual : duals) {
+      values.push_back(dual.value);
+      tangents.push_back(dual.tangent);
+    }
+  }
+  all.erase("statistics'");
+  return all;
+}
+
+template <class T>
+void ExpectDerivatives(const Results<T>& actual, const Results<double>& expected,
+                       double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, values] : expected) {
+    EXPECT_LE(Difference(actual.at(name), values, 1.0), tolerance) << name;
+  }
+}
+void ExpectDerivativesOfReference(const DirectedGraph<float>& p) {
+  const Results<double> expected = RunDuals(p);
+  OnEveryTarget([&] {
+    ExpectDerivatives(RunDerivatives(p), expected, 1e-4);
+    ExpectDerivatives(RunDerivatives(p.InDouble()), expected, 1e-12);
+  });
+}
+
 // The graph as the layout of a dense bias, whose entries are indexed by the number of edges of a
 // pair.
 class EdgeCounts final : public TableLayout {
@@ -255,6 +422,12 @@ TEST_P(GraphTest, KernelsMatchReference) {
   OnEveryTarget([&, &p = problem, &g = graph] { ExpectClose(RunGraph(p, g), expected, 2e-5); });
 }
 
+TEST_P(GraphTest, DerivativesMatchReference) {
+  const auto& [function, c] = GetParam();
+  const auto [problem, graph] = MakeProblem(*function, c);
+  ExpectDerivativesOfReference(Directed(problem, graph));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GraphTest,
                          ::testing::Combine(::testing::ValuesIn(AllPairFunctions()),
                                             ::testing::ValuesIn(Cases())),
@@ -281,6 +454,11 @@ TEST_P(GraphFunctionTest, WorkersDoNotChangeAnything) {
     const Results<double> expected_double = RunGraph(problem.InDouble(), graph);
     for (const int workers : {2, 3}) {
       EXPECT_EQ(RunGraph(problem.InDouble(), graph, ThreadExecutor(workers)), expected_double);
+    }
+    const DirectedGraph<float> directed = Directed(problem, graph);
+    const Results<float> derivatives = RunDerivatives(directed);
+    for (const int workers : {2, 3}) {
+      ExpectSame(RunDerivatives(directed, ThreadExecutor(workers)), derivatives);
     }
   }
 }
@@ -319,6 +497,7 @@ TEST_P(GraphFunctionTest, BiasesAndDropoutMatchReference) {
     OnEveryTarget([&, &p = problem, &g = graph] { ExpectClose(RunGraph(p, g), expected, 2e-5); });
     ExpectSame(RunGraph(problem, graph, ThreadExecutor(3)), ours);
     ExpectSame(RunGraph(problem, graph, SerialExecutor(), "d_edge_bias"), ours);
+    ExpectDerivativesOfReference(Directed(problem, graph));
   }
 }
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from formulas import generator_of
+from formulas import deberta_rows, generator_of
 from operator_checks import peak_memory
 from test_derivatives import directions, finite, of_formula
 from test_large_scores import LEAST, TIMES
@@ -33,6 +33,16 @@ COLUMNS = torch.arange(KEYS)
 ROWS = torch.arange(QUERIES)
 RELATIVE = random(13, DIM, seed=13) / 2
 GRID_BIAS = torch.full((HEADS,), 0.3, dtype=torch.float64)
+
+
+SCALE = 1 / math.sqrt(DIM)
+BUCKETS = random(16, DIM, seed=16) / 2
+PLACED_BUCKETS = deberta_rows(POSITIONS[0, :, None] - KEY_POSITIONS[0], 8, 30)
+
+
+def buckets(offset, span):
+    """The rows of disentangled tables for each pair, for queries starting at position `offset`."""
+    return deberta_rows(ROWS[:, None] + offset - COLUMNS, span, 0)
 
 
 def tempered(temperature, **arguments):
@@ -155,6 +165,37 @@ TERMS = {
         },
         random(13, DIM, seed=7) / 2,
     ),
+    "relative queries": (
+        lambda t: {
+            "position": position.Disentangled(t[0], t[1], scale=SCALE),
+            "query_offset": 9,
+            "causal": True,
+        },
+        lambda t: {
+            "relative": t[0][buckets(9, 6)],
+            "content": t[1][buckets(9, 6)],
+            "visible": ROWS[:, None] + 9 >= COLUMNS,
+        },
+        random(2, 12, DIM, seed=14) / 2,
+    ),
+    "per-head relative queries at positions, soft cap and dropout": (
+        lambda t: {
+            "position": position.Disentangled(BUCKETS.to(t.dtype), t, max_distance=30, scale=SCALE),
+            "positions": POSITIONS,
+            "key_positions": KEY_POSITIONS,
+            "score_softcap": 3.0,
+            "dropout": 0.4,
+            "seed": 7,
+        },
+        lambda t: {
+            "relative": BUCKETS.to(t.dtype)[PLACED_BUCKETS],
+            "content": t[:, PLACED_BUCKETS],
+            "softcap": 3.0,
+            "dropout": 0.4,
+            "seed": 7,
+        },
+        random(HEADS, 16, DIM, seed=15) / 2,
+    ),
     "grid": (
         lambda t: {
             "position": position.Grid((5, 11), [position.ALiBi(t), position.ALiBi(t)]),
@@ -178,7 +219,7 @@ def kept(dropout, seed):
 
 
 def plain(q, k, v, name, temperature=None, softcap=0.0, bias=None, alibi=False, visible=None,
-          dropout=0.0, seed=0, relative=None, values=None):  # fmt: skip
+          dropout=0.0, seed=0, relative=None, content=None, values=None):  # fmt: skip
     k, v = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (k, v))
     if name is None:
         scores = q @ k.mT / math.sqrt(DIM)
@@ -192,6 +233,8 @@ def plain(q, k, v, name, temperature=None, softcap=0.0, bias=None, alibi=False, 
         scores = scores + bias
     if relative is not None:
         scores = scores + (q[..., None, :] * relative).sum(-1) / math.sqrt(DIM)
+    if content is not None:
+        scores = scores + (k[..., None, :, :] * content).sum(-1) / math.sqrt(DIM)
     if temperature is not None:
         scores = scores * temperature[..., None]
     if softcap:
@@ -313,21 +356,25 @@ def test_shared_pair_bias_of_several_blocks_of_rows(heads):
 
 
 @pytest.mark.parametrize("heads", [(), (HEADS,)])
-def test_relative_tables_of_several_blocks_of_rows(heads):
+@pytest.mark.parametrize("other", ["values", "queries"])
+def test_relative_tables_of_several_blocks_of_rows(other, heads):
     """The sequence is longer than a block, and there are more tasks than workers."""
+    has_values = other == "values"
     shapes = {
         "q": (2, HEADS, 300, 4),
         "k": (2, KEY_HEADS, 300, 4),
         "v": (2, KEY_HEADS, 300, 3),
-        "keys": (*heads, 201, 4),
-        "values": (*heads, 201, 3),
+        "keys": (*heads, 201 if has_values else 200, 4),
+        other: (*heads, 201, 3) if has_values else (*heads, 200, 4),
     }
     inputs = {n: random(*shape, seed=i).float() / 2 for i, (n, shape) in enumerate(shapes.items())}
 
     def call(x):
         return gnomon.attention(
             *(x[n] for n in "qkv"),
-            position=position.Relative(x["keys"], 100, values=x["values"]),
+            position=position.Relative(x["keys"], 100, values=x["values"])
+            if has_values
+            else position.Disentangled(x["keys"], x["queries"]),
             window=(120, 40),
             return_lse=True,
         )
@@ -367,6 +414,7 @@ def test_packed_documents_cost_their_own_pairs():
         "dropout=0.1, seed=3, window=(8, 8)",
         "query_segments=s, key_segments=s, temperature=t",
         "position=gnomon.position.Relative(q[0, 0, :5], 2, values=q[0, 0, :5]), temperature=t",
+        "position=gnomon.position.Disentangled(q[0, 0, :6], q[0, 0, :6]), temperature=t",
     ],
 )
 def test_memory_of_terms_is_linear_in_the_length(arguments):

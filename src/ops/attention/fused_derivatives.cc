@@ -4,7 +4,6 @@
 #include <gnomon/attention.h>
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <string_view>
 #include <utility>
@@ -21,9 +20,6 @@ namespace gnomon {
 namespace {
 
 constexpr size_t kGradients = AttentionOperator::kGradients;
-
-// Whether all numbers are finite. Also false if their sum overflows.
-bool IsFinite(const at::Tensor& tensor) { return std::isfinite(tensor.sum().item<double>()); }
 
 template <class T>
 constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;
@@ -53,12 +49,11 @@ class TangentCall {
     }
     tangent.key_bias = Numbers("key_bias");
     tangent.temperature = Numbers("temperature");
-    const at::Tensor queries = TangentOf("relative_query");
-    if (queries.defined()) {
-      tangent.relative.query = Rows<T>(Keep(WithRows(queries.to(kType<T>))));
-    }
+    SetRows("relative_query", tangent.relative.query);
+    SetRows("relative_key", tangent.relative.key);
     tangent.relative.keys = Numbers("relative_keys");
     tangent.relative.values = Numbers("relative_values");
+    tangent.relative.queries = Numbers("relative_queries");
     const at::Tensor pairs = TangentOf("pair_bias");
     if (!pairs.defined()) return;
     const at::Tensor& wide = Keep(WithRows(pairs.to(kType<T>)));
@@ -94,6 +89,10 @@ class TangentCall {
     const at::Tensor tangent = TangentOf(name);
     if (!tangent.defined()) return;
     to = TokenRows<T>(Keep(WithRows(tangent.to(tokens.scalar_type()))));
+  }
+  void SetRows(std::string_view name, View<const T>& to) {
+    const at::Tensor tangent = TangentOf(name);
+    if (tangent.defined()) to = Rows<T>(Keep(WithRows(tangent.to(kType<T>))));
   }
   const T* Numbers(std::string_view name) {
     const at::Tensor tangent = TangentOf(name);
@@ -233,7 +232,7 @@ bool IsDouble(const OperatorArguments& a) { return a.x.scalar_type() == at::kDou
 }  // namespace
 
 bool HasFusedDerivatives(const OperatorArguments& a) {
-  return !a.relative_queries && (IsDouble(a) ? HasTable<double> : HasTable<float>)(a.function);
+  return (IsDouble(a) ? HasTable<double> : HasTable<float>)(a.function);
 }
 
 std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,

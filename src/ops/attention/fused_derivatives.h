@@ -12,8 +12,7 @@
 
 namespace gnomon {
 
-// Whether the kernel supports a call: its pair function must have a table of dual functions, and it
-// must not have relative queries.
+// Whether the kernel supports a call: its pair function must have a table of dual functions.
 bool HasFusedDerivatives(const OperatorArguments& a);
 
 // The results of the operators attention_jvp and attention_backward_jvp (argument_list.h); nullopt

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "ops/graph/graph_checks.h"
+#include "ops/graph/graph_call.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/graph_operators.h"
 #include "ops/operators/kernel_arguments.h"
@@ -13,95 +13,29 @@
 namespace gnomon {
 namespace {
 
-// Views (nodes, heads, columns) as (1, heads, nodes, columns).
 template <class T>
-View<const T> Nodes(const at::Tensor& tensor) {
-  return {tensor.const_data_ptr<T>(), {0, tensor.stride(1), tensor.stride(0)}};
-}
-
-template <class T>
-View<T> MutableNodes(at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {};
-  return {tensor.data_ptr<T>(), {0, tensor.stride(1), tensor.stride(0)}};
-}
-
-// The operator's arguments, with contiguous last axes. Owns the tensors to which the views in
-// Input() point.
-struct Arguments {
-  explicit Arguments(const GraphArguments& a) {
-    function = &CheckedGraph(a, lengths);
-    shape.heads = *lengths['H'];
-    shape.key_heads = *lengths['G'];
-    shape.queries = *lengths['N'];
-    shape.keys = *lengths['M'];
-    shape.edges = *lengths['E'];
-    shape.dim = *lengths['D'];
-    shape.value_dim = *lengths['V'];
-    const at::ScalarType dtype = a.x.scalar_type();
-    TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, GraphArguments::kOperation,
-                     ": x has dtype ", dtype, "; expected float32 or float64");
-    x = WithRows(a.x);
-    y = WithRows(a.y);
-    v = WithRows(a.v);
-    row_scalars = Contiguous(a.row_scalars);
-    column_scalars = Contiguous(a.column_scalars);
-    head_scalars = Contiguous(a.head_scalars);
-    factor = a.factor.contiguous();
-    edge_bias = Contiguous(a.edge_bias);
-    dropout = DropoutOf(a);
-    indptr = a.indptr.contiguous();
-    indices = a.indices.contiguous();
-  }
-
-  template <class T>
-  GraphInput<T> Input() const {
-    GraphInput<T> input;
-    input.shape = shape;
-    input.indptr = indptr.const_data_ptr<int64_t>();
-    input.indices = indices.const_data_ptr<int64_t>();
-    input.x = Nodes<T>(x);
-    input.y = Nodes<T>(y);
-    input.v = Nodes<T>(v);
-    input.row_scalars = Data<T>(row_scalars);
-    input.column_scalars = Data<T>(column_scalars);
-    input.head_scalars = Data<T>(head_scalars);
-    input.factor = Data<T>(factor);
-    input.edge_bias = Data<T>(edge_bias);
-    input.dropout = dropout;
-    return input;
-  }
-
-  at::Tensor x, y, v, row_scalars, column_scalars, head_scalars, factor, edge_bias, indptr, indices;
-  const PairFunction* function;
-  AxisLengths<int64_t> lengths;
-  GraphShape shape;
-  Dropout dropout;
-};
-
-template <class T>
-void RunForward(const Arguments& arguments, at::Tensor& o, at::Tensor& lse,
-                at::Tensor& statistics) {
+void RunForward(const GraphCall& call, at::Tensor& o, at::Tensor& lse, at::Tensor& statistics) {
   Translate([&] {
-    GraphForward(*arguments.function, arguments.Input<T>(),
+    GraphForward(*call.function, call.Input<T>(),
                  {MutableNodes<T>(o), MutableData<T>(lse), MutableData<T>(statistics)},
                  TorchExecutor());
   });
 }
 
 Outputs ForwardCpu(const GraphArguments& a) {
-  const Arguments arguments(a);
+  const GraphCall call(a);
   Outputs outputs = EmptyOutputs<GraphArguments, EmptyOnCpu>(a);
   auto& [o, lse, statistics] = outputs;
   if (a.x.scalar_type() == at::kDouble) {
-    RunForward<double>(arguments, o, lse, statistics);
+    RunForward<double>(call, o, lse, statistics);
   } else {
-    RunForward<float>(arguments, o, lse, statistics);
+    RunForward<float>(call, o, lse, statistics);
   }
   return outputs;
 }
 
 template <class T>
-void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
+void RunBackward(const GraphCall& call, const SavedOutputs& outputs,
                  std::vector<at::Tensor>& gradients) {
   const at::Tensor d_o = WithRows(outputs.d_o);
   const at::Tensor o = WithRows(outputs.o);
@@ -111,30 +45,20 @@ void RunBackward(const Arguments& arguments, const SavedOutputs& outputs,
   const GraphBackwardInput<T> saved{Nodes<T>(o), lse.const_data_ptr<T>(), Nodes<T>(d_o),
                                     Data<T>(d_lse), statistics.const_data_ptr<T>()};
   NamedGradients<GraphArguments> of(gradients);
-  GraphGradient<T> gradient;
-  gradient.x = MutableNodes<T>(of("x"));
-  gradient.y = MutableNodes<T>(of("y"));
-  gradient.v = MutableNodes<T>(of("v"));
-  gradient.row_scalars = MutableData<T>(of("row_scalars"));
-  gradient.column_scalars = MutableData<T>(of("column_scalars"));
-  gradient.head_scalars = MutableData<T>(of("head_scalars"));
-  gradient.factor = MutableData<T>(of("factor"));
-  gradient.edge_bias = MutableData<T>(of("edge_bias"));
-  of.Done();
-  Translate([&] {
-    GraphBackward(*arguments.function, arguments.Input<T>(), saved, gradient, TorchExecutor());
-  });
+  const GraphGradient<T> gradient = GradientViews<T>(of);
+  Translate(
+      [&] { GraphBackward(*call.function, call.Input<T>(), saved, gradient, TorchExecutor()); });
 }
 
 std::vector<at::Tensor> BackwardCpu(const SavedOutputs& saved, const GraphArguments& a,
                                     const GraphOperator::Needed& needed) {
-  Arguments arguments(a);
-  CheckSaved(saved, a, arguments.lengths);
+  GraphCall call(a);
+  CheckSaved(saved, a, call.lengths);
   std::vector<at::Tensor> gradients = EmptyGradients<GraphArguments, EmptyOnCpu>(saved, a, needed);
   if (a.x.scalar_type() == at::kDouble) {
-    RunBackward<double>(arguments, saved, gradients);
+    RunBackward<double>(call, saved, gradients);
   } else {
-    RunBackward<float>(arguments, saved, gradients);
+    RunBackward<float>(call, saved, gradients);
   }
   return gradients;
 }

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <gnomon/attention.h>
 
+#include <cmath>
+
 #include "ops/operators/argument_list.h"
 
 namespace gnomon {
@@ -49,6 +51,11 @@ const T* Data(const at::Tensor& tensor) {
 template <class T>
 T* MutableData(at::Tensor& tensor) {
   return tensor.numel() == 0 ? nullptr : tensor.data_ptr<T>();
+}
+
+// Whether all numbers are finite. Also false if their sum overflows.
+inline bool IsFinite(const at::Tensor& tensor) {
+  return std::isfinite(tensor.sum().item<double>());
 }
 
 }  // namespace gnomon
