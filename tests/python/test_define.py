@@ -352,6 +352,7 @@ for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.b
 tokens = [torch.randn(1, 2, 90, 6, dtype=torch.float64).requires_grad_() for _ in range(3)]
 heads = [torch.rand(2, dtype=torch.float64).add(0.5).requires_grad_() for _ in range(2)]
 leaves = [*tokens, *heads]
+indptr, indices = torch.arange(0, 90 * 7 + 1, 7), torch.randint(90, (90 * 7,))
 results = []
 for implementation in ("", "reference"):
     os.environ["GNOMON_FLOAT64"] = implementation
@@ -361,12 +362,17 @@ for implementation in ("", "reference"):
     tangent = torch.func.jvp(
         lambda q: gnomon.attention(q, *tokens[1:], similarity=StudentT(*heads), causal=True),
         (tokens[0],), (tokens[1],))[1]
-    results.append([o, *first, *second, tangent])
+    nodes = [x[0].transpose(0, 1) for x in tokens]
+    o_graph = gnomon.graph_attention(*nodes, indptr, indices, similarity=StudentT(*heads))
+    first_graph = torch.autograd.grad(o_graph.square().sum(), leaves, create_graph=True)
+    second_graph = torch.autograd.grad(sum(x.square().sum() for x in first_graph), leaves)
+    results.append([o, *first, *second, tangent, *first_graph, *second_graph])
 del os.environ["GNOMON_FLOAT64"]
 for fused, reference in zip(*results, strict=True):
     torch.testing.assert_close(fused, reference, rtol=1e-10, atol=1e-10)
 # Identical bits would mean that the reference computed both.
 assert any(not torch.equal(fused, reference) for fused, reference in zip(*results, strict=True))
+assert not torch.equal(results[0][-1], results[1][-1])
 
 # Tiles with provably negligible weight are skipped.
 x = torch.randn(1, 2, 512, 8)
