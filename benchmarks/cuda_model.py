@@ -9,6 +9,8 @@ warps that one multiprocessor holds run this path in a model:
 - Pipes have rates. Shared memory, which all schedulers share, moves 128 bytes per cycle. The L2
   cache delivers a fixed number of bytes per cycle.
 - Barriers and taken branches cost a fixed time.
+- Additions to global memory take part of the L2 cache's rate. The time that blocks wait for their
+  turn to add, and the instructions of the one thread that passes the turn on, are missing.
 
 The time is that of one scheduler per pair of a query and a key. In the same model, the kernels of
 FlashAttention 2 take the times in ``FLASH_ATTENTION``; the last column is the ratio to them. The
@@ -92,6 +94,7 @@ class _Step:
     pipe: str
     wavefronts: int
     copied: int  # bytes of a warp's asynchronous copy
+    added: int  # bytes of a warp's additions to global memory
     waits: list[int]
     sets: tuple[int, ...]
     jumps: bool  # a branch that is taken
@@ -112,6 +115,7 @@ def _steps(path: list[sass.Instruction]) -> list[_Step]:
                 pipe_of(instruction),
                 wavefronts,
                 128 * wavefronts if is_copy else 0,
+                sass.added_bytes(instruction),
                 instruction.waits,
                 instruction.sets,
                 instruction.starts("BRA", "BSYNC", "WARPSYNC")
@@ -201,6 +205,7 @@ class _Multiprocessor:
         total = per_round * rounds
         busy = {name: used / (total * SCHEDULERS) for name, used in self.used.items()}
         busy["shared"] = self.used["shared"] / total
+        busy["l2"] = self.used["l2"] / self.machine.l2_bytes / total
         return Prediction(per_round * SCHEDULERS / len(self.warps), busy)
 
     def earliest(self, warp: _Warp, now: float) -> float:
@@ -268,6 +273,11 @@ class _Multiprocessor:
                 warp.copies_done = max(warp.copies_done, self.l2_free + machine.l2_latency)
                 read = now + 20
                 use["shared"] = step.copied / 128
+                use["l2"] = step.copied
+            if step.added:
+                # Additions and copies share the bandwidth of the L2 cache.
+                self.l2_free = max(now, self.l2_free) + step.added / machine.l2_bytes
+                use["l2"] = step.added
         elif step.pipe:
             free[step.pipe] = now + 2
             use[step.pipe] = 2
@@ -345,11 +355,11 @@ def main() -> int:
         found = predict(path, options.capability, blocks, kernel["threads"] // 32)
         cycles = found.cycles / (kernel["rows"] * kernel["step"])
         kind, function, dim = kernel["kernel"].split("-")
-        if kind != "forward":
+        if kind in {"backward_queries", "backward_keys"}:
             times[f"{function}-{dim}"].append(cycles)
         busy = ", ".join(
             f"{name} {100 * found.busy.get(name, 0):.0f}%"
-            for name in ("issued", "product", "special", "shared")
+            for name in ("issued", "product", "special", "shared", "l2")
         )
         print(
             f"| {kernel['kernel']} | {blocks} | {len(path)} | {cycles:.3f} | {busy} | "

@@ -5,6 +5,12 @@
 #include "cuda/constants.h"
 
 namespace gnomon::cuda {
+namespace {
+
+// The largest head_dim of the backward pass in one pass.
+constexpr int64_t kMostOnePass = 128;
+
+}  // namespace
 
 Plan::Plan(const PairFunction& function, const Input& in, Backend& backend)
     : context_(function, in, backend),
@@ -155,6 +161,11 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   p_.shift = context_.New<float>(Size(context_.rows()));
   p_.inverse = context_.New<float>(Size(context_.rows()));
   float* const delta = context_.New<float>(Size(context_.rows()));
+  if (RunsInOnePass(gradient)) {
+    p_.delta = delta;
+    PassOverPairs(c, gradient);
+    return;
+  }
   p_.balanced_delta = context_.New<float>(Size(context_.rows()));
   PrepareSums(c, gradient);
   relative_.ForEachSlice(/*is_backward=*/true, [&](int64_t first, int64_t count) {
@@ -178,6 +189,17 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   if (sums_heads) SumHeads(gradient);
   if (gradient.bias.table != nullptr) SumBiases(gradient.bias);
   relative_.Sum(gradient);
+}
+
+bool Plan::RunsInOnePass(const Gradient& gradient) const {
+  // Gradients of factors and scalars need balanced deltas, which only a pass over keys computes.
+  // Without rounded outputs, the deltas are nearly balanced.
+  return context_.Type() == static_cast<int>(Element::kBFloat16) &&
+         function_.input == PairInput::kInnerProduct && Terms() == 0 && features_.kBias == 0 &&
+         function_.row_scalars == 0 && function_.column_scalars == 0 &&
+         features_.kDim <= kMostOnePass && features_.kValueDim <= kMostOnePass &&
+         p_.exact_o != nullptr && gradient.factor == nullptr && gradient.head_scalars == nullptr &&
+         (gradient.y.data != nullptr || gradient.v.data != nullptr);
 }
 
 int Plan::Scalars() const {
@@ -270,6 +292,38 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
   }
   p_.head_step = 1;
   p_.first_head = Int(first);
+}
+
+void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
+  c.kWarps = 4;
+  c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 ? 2 : 1;
+  c.kStep = 32;
+  c.kStages = 2;
+  c.kOwn = 0;
+  c.kColumns = 0;
+  const int rows_in_block = Int(16 * c.kRowTiles * c.kWarps);
+  const int64_t tiles = context_.heads() * Up(n_.queries, c.kStep);
+  const int64_t sums = tiles * c.kStep * c.kDim;
+  p_.query_sums_size = sums + tiles + 1;
+  p_.query_sums = context_.New<float>(Size(p_.query_sums_size));
+  p_.turns = reinterpret_cast<int*>(p_.query_sums + sums);
+  p_.tickets = p_.turns + tiles;
+  PrepareDelta(context_.heads());
+  const Constants rows = context_.OfRows();
+  context_.Launch("clear_sums", rows, Up(p_.query_sums_size, kClearedWords * 32 * rows.kWarps), 1,
+                  0);
+  const SharedLayout layout =
+      OnePassLayout(context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep),
+                    Int(c.kStages), QueryWords(0, false, 0, 0, 0, 0));
+  context_.Launch("backward", c, n_.batch * n_.key_heads * Up(n_.keys, rows_in_block), 1,
+                  layout.size, function_.name);
+  if (gradient.x.data == nullptr) return;
+  Constants round = context_.OfRows();
+  round.kDim = c.kDim;
+  round.kStep = c.kStep;
+  round.kAligned = c.kAligned;
+  context_.Launch("round_sums", round, Up(context_.heads() * Up(n_.queries, 16), round.kWarps), 1,
+                  0);
 }
 
 void Plan::SumHeads(const Gradient& gradient) {
