@@ -25,6 +25,7 @@
 //   kHides        whether a tile may hold hidden keys with non-finite values
 //   kBiasGradient whether the bias gradient is computed
 //   kHeadSums     whether gradients of head scalars or temperatures are computed
+//   kOnePass      whether a row's shift includes the logarithm of the sum of its weights
 #define GNOMON_CUDA_CONSTANTS(X) \
   X(kType)                       \
   X(kDim)                        \
@@ -50,7 +51,8 @@
   X(kParts)                      \
   X(kHides)                      \
   X(kBiasGradient)               \
-  X(kHeadSums)
+  X(kHeadSums)                   \
+  X(kOnePass)
 
 namespace gnomon::cuda {
 
@@ -64,10 +66,11 @@ constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segm
   return column_scalars + (distance ? 1 : 0) + key_bias + segments;
 }
 constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments,
-                         int temperature, int dropout) {
-  // Five words are the ends of the key interval, the shift, the inverse sum and delta.
-  return 5 + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments + temperature +
-         2 * dropout;
+                         int temperature, int dropout, int one_pass) {
+  // Five words are the ends of the key interval, the shift, the inverse sum and delta. One pass
+  // does not need the inverse sum.
+  return 5 - one_pass + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments +
+         temperature + 2 * dropout;
 }
 
 // Byte offsets of the arrays in shared memory.

@@ -202,8 +202,8 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       float dp[kPairs][4] = {};
       const Operand none[1] = {};
       MultiplyRows<C, true>(s, none, memory + at.own_x, x_tile, C::kDim);
-      MultiplyRows<C, true>(dp, none, memory + at.own_y, y_tile, C::kValueDim);
       RequestNextTile<C>(copy, start, high, stage);
+      MultiplyRows<C, true>(dp, none, memory + at.own_y, y_tile, C::kValueDim);
       const auto differentiate_pairs = [&](auto inside) {
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {

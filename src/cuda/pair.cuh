@@ -154,7 +154,7 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   q.low = static_cast<int>(BitsOf(take()));
   q.high = static_cast<int>(BitsOf(take()));
   softmax.shift = take();
-  softmax.inverse = take();
+  if (C::kOnePass == 0) softmax.inverse = take();
   softmax.delta = take();
 #pragma unroll
   for (int s = 0; s < F::kRowScalars; ++s) q.a[s] = take();
@@ -174,7 +174,7 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
 template <class F, class C, bool kQueries>
 GNOMON_DEVICE constexpr int WordCount() {
   return kQueries ? cuda::QueryWords(F::kRowScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
-                                     C::kTemperature, C::kDropout)
+                                     C::kTemperature, C::kDropout, C::kOnePass)
                   : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
 }
 
@@ -227,7 +227,7 @@ class TileWords {
       add(p_.low, in_batch);
       add(p_.high, in_batch);
       add(p_.shift, row);
-      add(p_.inverse, row);
+      if (C::kOnePass == 0) add(p_.inverse, row);
       add(p_.delta, row);
 #pragma unroll
       for (int s = 0; s < F::kRowScalars; ++s) add(p_.row_scalars, s * rows + row);

@@ -172,7 +172,7 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
     if (c.kRelativeKeys != 0) relative_.MultiplyByKeys(count);
     if (c.kRelativeValues != 0) relative_.MultiplyByValues(saved.d_o, count);
     p_.delta = delta;
-    PrepareDelta(count);
+    PrepareDelta(count, /*one_pass=*/false);
     PassOverKeys(c, count);
     p_.delta = p_.balanced_delta;
     if (RelativeTables::WantsSums(gradient)) {
@@ -212,12 +212,13 @@ int64_t Plan::Terms() const {
          c.kTemperature + c.kDropout + c.kRelativeKeys + c.kRelativeValues;
 }
 
-void Plan::PrepareDelta(int64_t count) {
+void Plan::PrepareDelta(int64_t count, bool one_pass) {
   Constants c = context_.OfRows();
   c.kWarps = 1;
   c.kValueDim = features_.kValueDim;
   c.kDropout = features_.kDropout;
   c.kRelativeValues = features_.kRelativeValues;
+  c.kOnePass = one_pass ? 1 : 0;
   c.kAligned = context_.Aligned({&p_.d_o, &p_.v}) ? 1 : 0;
   context_.Launch("prepare_delta", c, count * Up(n_.queries, 16), 1,
                   2 * 16 * RowBytes(context_.Type(), Int(c.kValueDim)));
@@ -269,7 +270,7 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
   const int64_t key_heads = count / p_.group;
   if (!wanted) return;
   const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
-                               Int(c.kTemperature), Int(c.kDropout));
+                               Int(c.kTemperature), Int(c.kDropout), 0);
   // Heads that share the gradient of a pair bias must run in sequence. Query heads of the same
   // key head always do.
   const bool by_batch = has_pairs && gradient.pair_bias.stride[0] == 0;
@@ -301,6 +302,7 @@ void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   c.kStages = 2;
   c.kOwn = 0;
   c.kColumns = 0;
+  c.kOnePass = 1;
   const int rows_in_block = Int(16 * c.kRowTiles * c.kWarps);
   const int64_t tiles = context_.heads() * Up(n_.queries, c.kStep);
   const int64_t sums = tiles * c.kStep * c.kDim;
@@ -308,13 +310,13 @@ void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   p_.query_sums = context_.New<float>(Size(p_.query_sums_size));
   p_.turns = reinterpret_cast<int*>(p_.query_sums + sums);
   p_.tickets = p_.turns + tiles;
-  PrepareDelta(context_.heads());
+  PrepareDelta(context_.heads(), /*one_pass=*/true);
   const Constants rows = context_.OfRows();
   context_.Launch("clear_sums", rows, Up(p_.query_sums_size, kClearedWords * 32 * rows.kWarps), 1,
                   0);
   const SharedLayout layout =
       OnePassLayout(context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep),
-                    Int(c.kStages), QueryWords(0, false, 0, 0, 0, 0));
+                    Int(c.kStages), QueryWords(0, false, 0, 0, 0, 0, 1));
   context_.Launch("backward", c, n_.batch * n_.key_heads * Up(n_.keys, rows_in_block), 1,
                   layout.size, function_.name);
   if (gradient.x.data == nullptr) return;
