@@ -7,8 +7,10 @@
 namespace gnomon::cuda {
 namespace {
 
-// The largest head_dim of the backward pass in one pass.
+// The largest head_dim of the backward pass in one pass, without and with head scalars, which need
+// registers.
 constexpr int64_t kMostOnePass = 128;
+constexpr int64_t kMostOnePassWithScalars = 64;
 
 }  // namespace
 
@@ -193,12 +195,14 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
 
 bool Plan::RunsInOnePass(const Gradient& gradient) const {
   // Gradients of factors and scalars need balanced deltas, which only a pass over keys computes.
-  // Without rounded outputs, the deltas are nearly balanced.
+  // With unrounded outputs, the deltas are nearly balanced. Blocks would wait forever if the
+  // caller's key rows, which are not checked, did not ascend.
+  const int64_t most = function_.head_scalars == 0 ? kMostOnePass : kMostOnePassWithScalars;
   return context_.Type() == static_cast<int>(Element::kBFloat16) &&
          function_.input == PairInput::kInnerProduct && Terms() == 0 && features_.kBias == 0 &&
-         function_.row_scalars == 0 && function_.column_scalars == 0 &&
-         features_.kDim <= kMostOnePass && features_.kValueDim <= kMostOnePass &&
-         p_.exact_o != nullptr && gradient.factor == nullptr && gradient.head_scalars == nullptr &&
+         function_.row_scalars == 0 && function_.column_scalars == 0 && features_.kDim <= most &&
+         features_.kValueDim <= most && p_.exact_o != nullptr && p_.key_rows == nullptr &&
+         gradient.factor == nullptr && gradient.head_scalars == nullptr &&
          (gradient.y.data != nullptr || gradient.v.data != nullptr);
 }
 

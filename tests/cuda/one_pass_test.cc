@@ -15,7 +15,6 @@ namespace {
 struct OnePassCase {
   const char* name;
   ProblemOptions options;
-  const char* function = "dot";
 };
 
 const OnePassCase kOnePassCases[] = {
@@ -28,13 +27,12 @@ const OnePassCase kOnePassCases[] = {
     {"CausalOddGqa", {.shape = {2, 4, 2, 67, 145, 75, 17}, .right = 78, .padded = true}},
     // Blocks without queries, and queries without keys, between and beside others.
     {"NegativeOffset", {.shape = {1, 2, 1, 140, 300, 16, 16}, .right = 0, .query_offset = -50}},
-    {"Window", {.shape = {1, 2, 1, 260, 270, 32, 40}, .left = 60, .right = 5}, "softcap"},
+    {"Window", {.shape = {1, 2, 1, 260, 270, 32, 40}, .left = 60, .right = 5}},
     {"Chunks", {.shape = {1, 1, 1, 200, 310, 8, 96}, .chunks = {37, 0, 0}, .query_offset = 40}},
     {"LengthsAndStarts",
      {.shape = {3, 2, 1, 40, 280, 24, 16},
       .key_starts = {0, 150, 30},
-      .key_lengths = {280, 260, 90}},
-     "softcap"},
+      .key_lengths = {280, 260, 90}}},
     {"OffsetsOfBatches",
      {.shape = {3, 2, 1, 70, 200, 16, 112},
       .left = 60,
@@ -64,8 +62,7 @@ TEST_P(OnePassTest, MatchesTheReferenceInAnyOrder) {
   const ProblemOptions& options = GetParam().options;
   const AttentionShape& shape = options.shape;
   const bool is_empty = shape.queries == 0 || shape.keys == 0 || shape.value_dim == 0;
-  const Problem<float> p =
-      ProblemOf(EmulatedPairFunction(GetParam().function), options, Element::kBFloat16);
+  const Problem<float> p = ProblemOf(EmulatedPairFunction("dot"), options, Element::kBFloat16);
   CudaOptions how = OnePassOptions();
   EmulatedBackend backend;
   const Results<float> first = RunCuda(p, how, &backend);
@@ -114,10 +111,16 @@ TEST(OnePassPlanTest, OtherCallsTakeTwoPasses) {
   EXPECT_EQ(KindsOf(plain, OnePassOptions(), "laplacian"), two);
   EXPECT_EQ(KindsOf(plain, OnePassOptions(), "umbral"), two);
   EXPECT_EQ(KindsOf({.shape = {1, 2, 1, 20, 30, 129, 16}}, OnePassOptions()), two);
+  EXPECT_EQ(KindsOf({.shape = {1, 2, 1, 20, 30, 16, 65}}, OnePassOptions(), "softcap"), two);
   EXPECT_EQ(KindsOf({.shape = plain.shape, .bias = ProblemOptions::kSharedBias}, OnePassOptions()),
             two);
   EXPECT_EQ(KindsOf({.shape = plain.shape, .key_bias = true}, OnePassOptions()), two);
   EXPECT_EQ(KindsOf({.shape = plain.shape, .dropout = 0.1}, OnePassOptions()), two);
+  const ProblemOptions window = {.shape = {1, 2, 1, 70, 200, 48, 33}, .left = 60, .right = 90};
+  EXPECT_EQ(KindsOf(window, OnePassOptions(), "softcap"), one);
+  const Problem<float> capped =
+      ProblemOf(EmulatedPairFunction("softcap"), window, Element::kBFloat16);
+  ExpectCloseTo(RunCuda(capped, OnePassOptions()), capped.InDouble().Run(), Element::kBFloat16);
   // The gradients of keys and values need the same kernel, and are then bitwise the same.
   const Problem<float> p = ProblemOf(EmulatedPairFunction("dot"), plain, Element::kBFloat16);
   const Results<float> all = RunCuda(p, OnePassOptions());
