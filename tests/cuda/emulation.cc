@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -197,6 +198,13 @@ struct Block {
 };
 // The block whose fiber runs.
 Block* block = nullptr;
+// The blocks that have added to sums without a fence.
+std::unordered_map<const float*, const Block*> adding;
+
+void Apply(const Addition& addition) {
+  *addition.to += addition.value;
+  adding.erase(addition.to);
+}
 
 Fiber& Self() { return *block->fibers[static_cast<size_t>(state.thread)]; }
 
@@ -344,7 +352,7 @@ void Fence() {
   // The additions of other threads before a barrier, and the thread's own.
   std::erase_if(block->additions, [](const Addition& addition) {
     if (addition.thread != state.thread && addition.epoch == block->epoch) return false;
-    *addition.to += addition.value;
+    Apply(addition);
     return true;
   });
 }
@@ -360,8 +368,11 @@ void WaitForCount(const int* from, int count) {
 }
 void AddToSums(float* to, const float (&c)[4]) {
   for (int e = 0; e < 4; ++e) {
-    block->additions.push_back(
-        {to + 4 * (state.thread % kLanes) + e, c[e], state.thread, block->epoch});
+    float* const sum = to + 4 * (state.thread % kLanes) + e;
+    if (adding.emplace(sum, block).first->second != block) {
+      Fail("adds to a sum to which another block adds at the same time", Place::current());
+    }
+    block->additions.push_back({sum, c[e], state.thread, block->epoch});
   }
 }
 void LoadSums(float (&c)[4], const float* from) {
@@ -645,7 +656,7 @@ bool Ends(device::Block& of) {
   const bool is_done = std::all_of(of.fibers.begin(), of.fibers.begin() + of.threads,
                                    [](const auto& fiber) { return fiber->done; });
   if (!is_done) return false;
-  for (const device::Addition& addition : of.additions) *addition.to += addition.value;
+  for (const device::Addition& addition : of.additions) device::Apply(addition);
   return true;
 }
 
@@ -676,6 +687,7 @@ void RunGrid(const cuda::LaunchShape& shape, EmulatedKernel kernel,
   const uint32_t count = shape.grid[0] * shape.grid[1];
   uint32_t started = 0;
   uint32_t random = 1;
+  device::adding.clear();
   std::vector<device::Block*> running;
   std::vector<device::Block*> idle;
   for (int n = 0; n < order.resident; ++n) idle.push_back(all[static_cast<size_t>(n)].get());

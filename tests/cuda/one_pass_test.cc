@@ -62,7 +62,7 @@ TEST_P(OnePassTest, MatchesTheReferenceInAnyOrder) {
   const ProblemOptions& options = GetParam().options;
   const AttentionShape& shape = options.shape;
   const bool is_empty = shape.queries == 0 || shape.keys == 0 || shape.value_dim == 0;
-  const Problem<float> p = ProblemOf(EmulatedPairFunction("dot"), options, Element::kBFloat16);
+  Problem<float> p = ProblemOf(EmulatedPairFunction("dot"), options, Element::kBFloat16);
   CudaOptions how = OnePassOptions();
   EmulatedBackend backend;
   const Results<float> first = RunCuda(p, how, &backend);
@@ -71,13 +71,12 @@ TEST_P(OnePassTest, MatchesTheReferenceInAnyOrder) {
   }
   EXPECT_LE(backend.largest_shared(), 99 * 1024);
   ExpectCloseTo(first, p.InDouble().Run(), Element::kBFloat16);
-  for (const int resident : {2, 9}) {
-    if (is_empty) continue;
-    SCOPED_TRACE(resident);
-    how.order = Order(static_cast<size_t>(resident));
-    how.order.resident = resident;
-    ExpectSame(RunCuda(p, how), first);
-  }
+  if (is_empty) return;
+  // The parts of sums over keys nearly cancel, so that their order matters after rounding.
+  p.y.ForEach([](float& y) { y = Rounded(y + 512, Element::kBFloat16); });
+  const Results<float> alone = RunCuda(p, how);
+  how.order = {.backwards = true, .resident = 9};
+  ExpectSame(RunCuda(p, how), alone);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OnePassTest, ::testing::ValuesIn(kOnePassCases),
