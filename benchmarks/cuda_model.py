@@ -9,6 +9,9 @@ warps that one multiprocessor holds run this path in a model:
 - Pipes have rates. Shared memory, which all schedulers share, moves 128 bytes per cycle. The L2
   cache delivers a fixed number of bytes per cycle.
 - Barriers and taken branches cost a fixed time.
+- Additions to global memory take part of the L2 cache's rate. The time that blocks wait for their
+  turn to add, and the instructions of the one thread that passes the turn on, are missing;
+  ``--turn`` delays the first warp of each block by a number of cycles per tile.
 
 The time is that of one scheduler per pair of a query and a key. In the same model, the kernels of
 FlashAttention 2 take the times in ``FLASH_ATTENTION``; the last column is the ratio to them. The
@@ -58,6 +61,7 @@ class Machine:
     constant_latency: int = 38
     branch: int = 8
     barrier: int = 20
+    turn: int = 0  # delay of a block's first warp at the first barrier of a tile
 
 
 MACHINES = {80: Machine(8.0, 24.0, 2), 90: Machine(6.0, 21.0, 1)}
@@ -92,6 +96,7 @@ class _Step:
     pipe: str
     wavefronts: int
     copied: int  # bytes of a warp's asynchronous copy
+    added: int  # bytes of a warp's additions to global memory
     waits: list[int]
     sets: tuple[int, ...]
     jumps: bool  # a branch that is taken
@@ -112,6 +117,7 @@ def _steps(path: list[sass.Instruction]) -> list[_Step]:
                 pipe_of(instruction),
                 wavefronts,
                 128 * wavefronts if is_copy else 0,
+                sass.added_bytes(instruction),
                 instruction.waits,
                 instruction.sets,
                 instruction.starts("BRA", "BSYNC", "WARPSYNC")
@@ -123,8 +129,10 @@ def _steps(path: list[sass.Instruction]) -> list[_Step]:
 
 
 class _Warp:
-    def __init__(self, block: int, scheduler: int, ready: float) -> None:
+    def __init__(self, block: int, scheduler: int, ready: float, *, is_first: bool) -> None:
         self.block = block
+        self.is_first = is_first  # in its block
+        self.late = 0  # a delay when it leaves a barrier
         self.scheduler = scheduler
         self.ready = ready  # the first cycle in which it may issue
         self.at = 0  # index of the next step
@@ -158,6 +166,7 @@ class _Multiprocessor:
         self, path: list[sass.Instruction], machine: Machine, blocks: int, warps: int, seed: int
     ) -> None:
         self.steps = _steps(path)
+        self.first_barrier = next((n for n, i in enumerate(path) if i.starts("BAR")), -1)
         self.machine = machine
         self.warps_per_block = warps
         numbers = random.Random(seed)
@@ -166,7 +175,8 @@ class _Multiprocessor:
             offset = 400 * block + numbers.randrange(600)
             for warp in range(warps):
                 scheduler = (warp + block * warps) % SCHEDULERS
-                self.warps.append(_Warp(block, scheduler, offset + numbers.randrange(8)))
+                ready = offset + numbers.randrange(8)
+                self.warps.append(_Warp(block, scheduler, ready, is_first=warp == 0))
         self.queues = [[w for w in self.warps if w.scheduler == s] for s in range(SCHEDULERS)]
         self.free: list[dict[str, float]] = [
             collections.defaultdict(float) for _ in range(SCHEDULERS)
@@ -201,6 +211,7 @@ class _Multiprocessor:
         total = per_round * rounds
         busy = {name: used / (total * SCHEDULERS) for name, used in self.used.items()}
         busy["shared"] = self.used["shared"] / total
+        busy["l2"] = self.used["l2"] / self.machine.l2_bytes / total
         return Prediction(per_round * SCHEDULERS / len(self.warps), busy)
 
     def earliest(self, warp: _Warp, now: float) -> float:
@@ -268,6 +279,11 @@ class _Multiprocessor:
                 warp.copies_done = max(warp.copies_done, self.l2_free + machine.l2_latency)
                 read = now + 20
                 use["shared"] = step.copied / 128
+                use["l2"] = step.copied
+            if step.added:
+                # Additions and copies share the bandwidth of the L2 cache.
+                self.l2_free = max(now, self.l2_free) + step.added / machine.l2_bytes
+                use["l2"] = step.added
         elif step.pipe:
             free[step.pipe] = now + 2
             use[step.pipe] = 2
@@ -287,13 +303,16 @@ class _Multiprocessor:
         if step.jumps:
             warp.ready += self.machine.branch
         if step.instruction.starts("BAR"):
+            if warp.is_first and warp.at == self.first_barrier:
+                warp.late = self.machine.turn
             arrived = self.arrived[warp.block]
             arrived.append(warp)
             warp.is_at_barrier = True
             if len(arrived) == self.warps_per_block:
                 for other in arrived:
                     other.is_at_barrier = False
-                    other.ready = max(other.ready, now + self.machine.barrier)
+                    other.ready = max(other.ready, now + self.machine.barrier) + other.late
+                    other.late = 0
                 arrived.clear()
         warp.at = (warp.at + 1) % len(self.steps)
         if warp.at == 0:
@@ -304,10 +323,13 @@ class _Multiprocessor:
                 warp.end = now
 
 
-def predict(path: list[sass.Instruction], capability: int, blocks: int, warps: int) -> Prediction:
+def predict(
+    path: list[sass.Instruction], capability: int, blocks: int, warps: int, turn: int = 0
+) -> Prediction:
     """Returns the prediction with the median time over three random starting times."""
+    machine = dataclasses.replace(MACHINES[capability], turn=turn)
     found = [
-        _Multiprocessor(path, MACHINES[capability], blocks, warps, seed).run(rounds=16, warm=3)
+        _Multiprocessor(path, machine, blocks, warps, seed).run(rounds=16, warm=3)
         for seed in range(3)
     ]
     return sorted(found, key=lambda prediction: prediction.cycles)[1]
@@ -317,6 +339,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kernel", nargs="*", help="such as forward-dot-64; default: all")
     parser.add_argument("--capability", type=int, choices=sorted(MACHINES), default=90)
+    parser.add_argument("--turn", type=int, default=0, help="delay in one pass, in cycles")
     options = parser.parse_args()
     nvdisasm = sass.find_nvdisasm()
     if nvdisasm is None:
@@ -342,14 +365,15 @@ def main() -> int:
             print(f"| {kernel['kernel']} | | not predicted: products in an inner loop | | | |")
             continue
         blocks = sass.resident_blocks(kernel)
-        found = predict(path, options.capability, blocks, kernel["threads"] // 32)
-        cycles = found.cycles / (kernel["rows"] * kernel["step"])
         kind, function, dim = kernel["kernel"].split("-")
-        if kind != "forward":
+        turn = options.turn if kind == "backward" else 0
+        found = predict(path, options.capability, blocks, kernel["threads"] // 32, turn)
+        cycles = found.cycles / (kernel["rows"] * kernel["step"])
+        if kind in {"backward_queries", "backward_keys"}:
             times[f"{function}-{dim}"].append(cycles)
         busy = ", ".join(
             f"{name} {100 * found.busy.get(name, 0):.0f}%"
-            for name in ("issued", "product", "special", "shared")
+            for name in ("issued", "product", "special", "shared", "l2")
         )
         print(
             f"| {kernel['kernel']} | {blocks} | {len(path)} | {cycles:.3f} | {busy} | "

@@ -224,6 +224,13 @@ def wavefronts(path: Iterable[Instruction]) -> int:
     return total
 
 
+def added_bytes(instruction: Instruction) -> int:
+    """Returns how many bytes a warp adds to global memory by an instruction."""
+    if not instruction.starts("RED"):
+        return 0
+    return 32 * 4 * (4 if "F32x4" in instruction.opcode.split(".") else 1)
+
+
 #: The resources of a multiprocessor; shared memory in bytes, by compute capability.
 REGISTERS = 65536
 SHARED_BYTES = {80: 164 << 10, 90: 228 << 10}
@@ -253,7 +260,7 @@ def copies_of(kernel: dict[str, Any]) -> int:
 
 
 #: The number of matrix products of two tiles, by the kernel's pass.
-TILE_PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4}
+TILE_PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4, "backward": 5}
 
 
 def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | None:

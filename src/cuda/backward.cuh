@@ -12,14 +12,6 @@
 
 namespace gnomon::device {
 
-// The partial derivatives of f.
-struct Derivative {
-  float g;
-  float a[3];
-  float b[3];
-  float t[3];
-};
-
 // The key whose score is the row's shift; -1 if the row sees no key.
 GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
   if (i >= p.queries) return -1;
@@ -224,30 +216,11 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     int own_low = 0;
     int own_high = own_count;
     if (kKeys) {
-      own_low = p.queries > 0 ? lows[0] : 0;
-      own_high = p.queries > 0 ? highs[p.queries - 1] : 0;
-      // Both ends of a query's range are monotonic in the query. Two binary searches find the first
-      // query whose range ends after the first key, and the first query whose range starts after
-      // the last key.
-      int last = p.queries;
-      while (low < last) {
-        const int middle = (low + last) / 2;
-        if (highs[middle] > begin) {
-          last = middle;
-        } else {
-          low = middle + 1;
-        }
-      }
-      high = low;
-      last = p.queries;
-      while (high < last) {
-        const int middle = (high + last) / 2;
-        if (lows[middle] >= end) {
-          last = middle;
-        } else {
-          high = middle + 1;
-        }
-      }
+      const QueryRange range(p, b, begin, end);
+      own_low = range.own_low;
+      own_high = range.own_high;
+      low = range.low;
+      high = range.high;
     } else {
       low = lows[begin];
       high = highs[end - 1];

@@ -8,7 +8,8 @@
 //   kDim          columns of x and y, padded to a multiple of 16; 0 if unused
 //   kValueDim     columns of v, likewise padded
 //   kWarps        warps per block
-//   kRowTiles     tiles of 16 rows that each warp owns: 1, or 2 in the forward pass
+//   kRowTiles     tiles of 16 rows that each warp owns: 1, or 2 in the forward pass and in the
+//                 backward pass in one pass
 //   kResident     minimum resident blocks per multiprocessor, which limits registers; 0 means 1
 //   kStep         rows that a block loads at a time, a multiple of 16
 //   kStages       2: prefetches the next rows while the current ones are processed; 1: does not
@@ -24,6 +25,7 @@
 //   kHides        whether a tile may hold hidden keys with non-finite values
 //   kBiasGradient whether the bias gradient is computed
 //   kHeadSums     whether gradients of head scalars or temperatures are computed
+//   kOnePass      whether a row's shift includes the logarithm of the sum of its weights
 #define GNOMON_CUDA_CONSTANTS(X) \
   X(kType)                       \
   X(kDim)                        \
@@ -49,7 +51,8 @@
   X(kParts)                      \
   X(kHides)                      \
   X(kBiasGradient)               \
-  X(kHeadSums)
+  X(kHeadSums)                   \
+  X(kOnePass)
 
 namespace gnomon::cuda {
 
@@ -63,10 +66,11 @@ constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segm
   return column_scalars + (distance ? 1 : 0) + key_bias + segments;
 }
 constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments,
-                         int temperature, int dropout) {
-  // Five words are the ends of the key interval, the shift, the inverse sum and delta.
-  return 5 + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments + temperature +
-         2 * dropout;
+                         int temperature, int dropout, int one_pass) {
+  // Five words are the ends of the key interval, the shift, the inverse sum and delta. One pass
+  // does not need the inverse sum.
+  return 5 - one_pass + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments +
+         temperature + 2 * dropout;
 }
 
 // Byte offsets of the arrays in shared memory.
@@ -120,6 +124,21 @@ constexpr SharedLayout BackwardLayout(int type, int dim, int value_dim, int rows
     at.own_y -= at.own_x;
     at.own_x = 0;
   }
+  return at;
+}
+
+// The number of words that each thread of ClearSums() clears.
+constexpr int kClearedWords = 8;
+
+// The layout of the backward pass in one pass. `scores` holds the score gradients of a tile, and
+// `bias` the state of the block's turn (16 bytes).
+constexpr SharedLayout OnePassLayout(int type, int dim, int value_dim, int rows, int step,
+                                     int stages, int words) {
+  SharedLayout at = LayoutOfOthers(type, dim, value_dim, rows, step, stages, words, 0, 0);
+  at.scores = at.bias + 16;
+  at.own_x = at.scores + rows * RowBytes(type, step);
+  at.own_y = at.own_x + rows * RowBytes(type, dim);
+  at.size = at.own_y + rows * RowBytes(type, value_dim);
   return at;
 }
 

@@ -1,4 +1,5 @@
-// The score of a query-key pair. All kernels use this code, so that scores are bitwise identical.
+// The score of a query-key pair. All kernels use this code, so that scores are bitwise identical,
+// except for the last rounding in the backward pass in one pass.
 #ifndef GNOMON_SRC_CUDA_PAIR_CUH_
 #define GNOMON_SRC_CUDA_PAIR_CUH_
 
@@ -153,7 +154,7 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   q.low = static_cast<int>(BitsOf(take()));
   q.high = static_cast<int>(BitsOf(take()));
   softmax.shift = take();
-  softmax.inverse = take();
+  if (C::kOnePass == 0) softmax.inverse = take();
   softmax.delta = take();
 #pragma unroll
   for (int s = 0; s < F::kRowScalars; ++s) q.a[s] = take();
@@ -173,7 +174,7 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
 template <class F, class C, bool kQueries>
 GNOMON_DEVICE constexpr int WordCount() {
   return kQueries ? cuda::QueryWords(F::kRowScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
-                                     C::kTemperature, C::kDropout)
+                                     C::kTemperature, C::kDropout, C::kOnePass)
                   : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
 }
 
@@ -226,7 +227,7 @@ class TileWords {
       add(p_.low, in_batch);
       add(p_.high, in_batch);
       add(p_.shift, row);
-      add(p_.inverse, row);
+      if (C::kOnePass == 0) add(p_.inverse, row);
       add(p_.delta, row);
 #pragma unroll
       for (int s = 0; s < F::kRowScalars; ++s) add(p_.row_scalars, s * rows + row);
@@ -436,6 +437,51 @@ GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadT
   }
   return anew;
 }
+
+// The queries [low, high) that may attend to keys [begin, end), and the keys [own_low, own_high)
+// that some query of the batch element attends to. Both ends of a query's range of keys are
+// monotonic in the query. If no query attends to these keys, high may be below low.
+struct QueryRange {
+  GNOMON_DEVICE QueryRange(const Parameters& p, int b, int begin, int end) {
+    const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
+    const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
+    own_low = p.queries > 0 ? lows[0] : 0;
+    own_high = p.queries > 0 ? highs[p.queries - 1] : 0;
+    // The first query whose range ends after the first key, and the first query whose range starts
+    // after the last key.
+    int last = p.queries;
+    while (low < last) {
+      const int middle = (low + last) / 2;
+      if (highs[middle] > begin) {
+        last = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    last = p.queries;
+    while (high < last) {
+      const int middle = (high + last) / 2;
+      if (lows[middle] >= end) {
+        last = middle;
+      } else {
+        high = middle + 1;
+      }
+    }
+  }
+
+  int low = 0;
+  int high = 0;
+  int own_low = 0;
+  int own_high = 0;
+};
+
+// The partial derivatives of f.
+struct Derivative {
+  float g;
+  float a[3];
+  float b[3];
+  float t[3];
+};
 
 // The dropout factor of a weight (base/dropout.h).
 template <class C>

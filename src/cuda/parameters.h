@@ -137,6 +137,12 @@ struct Parameters {
   int first_head;  // first of the launch's B x H or B x Hkv heads; then every head_step-th
   int head_step;
 
+  // The backward pass in one pass. The three arrays are consecutive.
+  float* query_sums;      // (B, H, tiles of queries, tile): gradients of queries (one_pass.cuh)
+  int* turns;             // (B, H, tiles of queries): the number of blocks that have added
+  int* tickets;           // one number
+  Int64 query_sums_size;  // of all three arrays
+
   // Sums in a fixed order: to[n] = sum over k < outer and m < count of from[k * outer_stride + m *
   // stride + n], for n < size. Block y of the grid uses from + y * from_step and to + y * to_step.
   const float* sum_from;

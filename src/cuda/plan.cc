@@ -5,6 +5,14 @@
 #include "cuda/constants.h"
 
 namespace gnomon::cuda {
+namespace {
+
+// The largest head_dim of the backward pass in one pass, without and with head scalars, which need
+// registers.
+constexpr int64_t kMostOnePass = 128;
+constexpr int64_t kMostOnePassWithScalars = 64;
+
+}  // namespace
 
 Plan::Plan(const PairFunction& function, const Input& in, Backend& backend)
     : context_(function, in, backend),
@@ -155,13 +163,18 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   p_.shift = context_.New<float>(Size(context_.rows()));
   p_.inverse = context_.New<float>(Size(context_.rows()));
   float* const delta = context_.New<float>(Size(context_.rows()));
+  if (RunsInOnePass(gradient)) {
+    p_.delta = delta;
+    PassOverPairs(c, gradient);
+    return;
+  }
   p_.balanced_delta = context_.New<float>(Size(context_.rows()));
   PrepareSums(c, gradient);
   relative_.ForEachSlice(/*is_backward=*/true, [&](int64_t first, int64_t count) {
     if (c.kRelativeKeys != 0) relative_.MultiplyByKeys(count);
     if (c.kRelativeValues != 0) relative_.MultiplyByValues(saved.d_o, count);
     p_.delta = delta;
-    PrepareDelta(count);
+    PrepareDelta(count, /*one_pass=*/false);
     PassOverKeys(c, count);
     p_.delta = p_.balanced_delta;
     if (RelativeTables::WantsSums(gradient)) {
@@ -180,6 +193,19 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   relative_.Sum(gradient);
 }
 
+bool Plan::RunsInOnePass(const Gradient& gradient) const {
+  // Gradients of factors and scalars need balanced deltas, which only a pass over keys computes.
+  // With unrounded outputs, the deltas are nearly balanced. Blocks would wait forever if the
+  // caller's key rows, which are not checked, did not ascend.
+  const int64_t most = function_.head_scalars == 0 ? kMostOnePass : kMostOnePassWithScalars;
+  return context_.Type() == static_cast<int>(Element::kBFloat16) &&
+         function_.input == PairInput::kInnerProduct && Terms() == 0 && features_.kBias == 0 &&
+         function_.row_scalars == 0 && function_.column_scalars == 0 && features_.kDim <= most &&
+         features_.kValueDim <= most && p_.exact_o != nullptr && p_.key_rows == nullptr &&
+         gradient.factor == nullptr && gradient.head_scalars == nullptr &&
+         (gradient.y.data != nullptr || gradient.v.data != nullptr);
+}
+
 int Plan::Scalars() const {
   return function_.row_scalars + function_.column_scalars + function_.head_scalars;
 }
@@ -190,12 +216,13 @@ int64_t Plan::Terms() const {
          c.kTemperature + c.kDropout + c.kRelativeKeys + c.kRelativeValues;
 }
 
-void Plan::PrepareDelta(int64_t count) {
+void Plan::PrepareDelta(int64_t count, bool one_pass) {
   Constants c = context_.OfRows();
   c.kWarps = 1;
   c.kValueDim = features_.kValueDim;
   c.kDropout = features_.kDropout;
   c.kRelativeValues = features_.kRelativeValues;
+  c.kOnePass = one_pass ? 1 : 0;
   c.kAligned = context_.Aligned({&p_.d_o, &p_.v}) ? 1 : 0;
   context_.Launch("prepare_delta", c, count * Up(n_.queries, 16), 1,
                   2 * 16 * RowBytes(context_.Type(), Int(c.kValueDim)));
@@ -247,7 +274,7 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
   const int64_t key_heads = count / p_.group;
   if (!wanted) return;
   const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
-                               Int(c.kTemperature), Int(c.kDropout));
+                               Int(c.kTemperature), Int(c.kDropout), 0);
   // Heads that share the gradient of a pair bias must run in sequence. Query heads of the same
   // key head always do.
   const bool by_batch = has_pairs && gradient.pair_bias.stride[0] == 0;
@@ -270,6 +297,39 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
   }
   p_.head_step = 1;
   p_.first_head = Int(first);
+}
+
+void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
+  c.kWarps = 4;
+  c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 ? 2 : 1;
+  c.kStep = 32;
+  c.kStages = 2;
+  c.kOwn = 0;
+  c.kColumns = 0;
+  c.kOnePass = 1;
+  const int rows_in_block = Int(16 * c.kRowTiles * c.kWarps);
+  const int64_t tiles = context_.heads() * Up(n_.queries, c.kStep);
+  const int64_t sums = tiles * c.kStep * c.kDim;
+  p_.query_sums_size = sums + tiles + 1;
+  p_.query_sums = context_.New<float>(Size(p_.query_sums_size));
+  p_.turns = reinterpret_cast<int*>(p_.query_sums + sums);
+  p_.tickets = p_.turns + tiles;
+  PrepareDelta(context_.heads(), /*one_pass=*/true);
+  const Constants rows = context_.OfRows();
+  context_.Launch("clear_sums", rows, Up(p_.query_sums_size, kClearedWords * 32 * rows.kWarps), 1,
+                  0);
+  const SharedLayout layout =
+      OnePassLayout(context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep),
+                    Int(c.kStages), QueryWords(0, false, 0, 0, 0, 0, 1));
+  context_.Launch("backward", c, n_.batch * n_.key_heads * Up(n_.keys, rows_in_block), 1,
+                  layout.size, function_.name);
+  if (gradient.x.data == nullptr) return;
+  Constants round = context_.OfRows();
+  round.kDim = c.kDim;
+  round.kStep = c.kStep;
+  round.kAligned = c.kAligned;
+  context_.Launch("round_sums", round, Up(context_.heads() * Up(n_.queries, 16), round.kWarps), 1,
+                  0);
 }
 
 void Plan::SumHeads(const Gradient& gradient) {

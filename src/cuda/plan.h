@@ -33,7 +33,10 @@ class Plan {
   int Scalars() const;
   // The number of inputs per pair in addition to tokens, scalars and the offset bias.
   int64_t Terms() const;
-  void PrepareDelta(int64_t count);
+  // Whether the backward pass evaluates each pair only once.
+  bool RunsInOnePass(const Gradient& gradient) const;
+  void PassOverPairs(Constants c, const Gradient& gradient);
+  void PrepareDelta(int64_t count, bool one_pass);
   // `scores`: the number of arrays of pair values that a tile needs.
   int SharedOfBackward(const Constants& c, int words, int64_t scores) const;
   // Computes gradients of queries and factors, and the balanced deltas that the other passes use.

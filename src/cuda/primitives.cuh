@@ -114,6 +114,70 @@ GNOMON_DEVICE void Multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint
   }
 }
 
+// Returns a number that grows by one with every call for the same address.
+GNOMON_DEVICE int TakeTicket(int* next) { return atomicAdd(next, 1); }
+// Counters that the blocks of a grid pass to each other. A block that has seen a count sees the
+// global memory that other threads wrote before a fence, or before a barrier and another thread's
+// fence, and before that count was stored.
+GNOMON_DEVICE Int64 GlobalAddress(const void* global) {
+  return static_cast<Int64>(__cvta_generic_to_global(global));
+}
+GNOMON_DEVICE void Fence() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
+GNOMON_DEVICE void StoreCount(int* to, int count) {
+  asm volatile("st.relaxed.gpu.global.s32 [%0], %1;\n" ::"l"(GlobalAddress(to)), "r"(count)
+               : "memory");
+}
+// A fence must follow before the count has been seen.
+GNOMON_DEVICE int LoadCount(const int* from) {
+  int count;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];\n"
+               : "=r"(count)
+               : "l"(GlobalAddress(from))
+               : "memory");
+  return count;
+}
+GNOMON_DEVICE void WaitForCount(const int* from, int count) {
+  int now;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n"
+                 : "=r"(now)
+                 : "l"(GlobalAddress(from))
+                 : "memory");
+  } while (now < count);
+}
+
+// Adds a warp's fragment of 128 numbers to fp32 sums in global memory. LoadSums() reads them.
+GNOMON_DEVICE void AddToSums(float* to, const float (&c)[4]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(
+                   GlobalAddress(to + 4 * lane)),
+               "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3])
+               : "memory");
+#else
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    asm volatile(
+        "red.relaxed.gpu.global.add.f32 [%0], %1;\n" ::"l"(GlobalAddress(to + 32 * e + lane)),
+        "f"(c[e])
+        : "memory");
+  }
+#endif
+}
+GNOMON_DEVICE void LoadSums(float (&c)[4], const float* from) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#if __CUDA_ARCH__ >= 900
+  const float4 both = reinterpret_cast<const float4*>(from)[lane];
+  c[0] = both.x;
+  c[1] = both.y;
+  c[2] = both.z;
+  c[3] = both.w;
+#else
+#pragma unroll
+  for (int e = 0; e < 4; ++e) c[e] = from[32 * e + lane];
+#endif
+}
+
 GNOMON_DEVICE uint32 BitsOf(float a) { return __float_as_uint(a); }
 GNOMON_DEVICE float FromBits(uint32 a) { return __uint_as_float(a); }
 
@@ -272,7 +336,16 @@ GNOMON_DEVICE void LoadLeft(Operand& a, const unsigned char* tile, int row_bytes
                       row * row_bytes + 32 * k);
   Split<C>(a);
 }
-// Loads the same rows as columns of the right operand.
+// Loads rows k Depth() ... k Depth() + 15 of a tile of 16-bit numbers as columns of the left
+// operand: the 16 columns of the tile that start at `column` are the operand's rows.
+template <class C>
+GNOMON_DEVICE void LoadLeftColumns(Operand& a, const unsigned char* tile, int row_bytes, int k,
+                                   int column) {
+  const int lane = Thread() % 32;
+  LoadMatrices<true>(a.high, tile + (lane % 8 + lane / 16 * 8) * row_bytes + lane / 8 % 2 * 16,
+                     16 * k * row_bytes + 2 * column);
+}
+// Loads the rows of LoadLeft() as columns of the right operand.
 template <class C>
 GNOMON_DEVICE void LoadRight(Operand& b, const unsigned char* tile, int row_bytes, int row, int k) {
   const int lane = Thread() % 32;

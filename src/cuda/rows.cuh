@@ -231,7 +231,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
       p.delta[row] = 0;
       continue;
     }
-    p.shift[row] = p.statistics[row];
+    p.shift[row] = p.statistics[row] + (C::kOnePass != 0 ? Log2(sum) : 0.0f);
     p.inverse[row] = 1.0f / sum;
     // A sum of 1 means that all other weights are below the rounding error.
     if (kept != 0) others = kept * shift_product + (sum == 1.0f ? 0.0f : others);

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/cuda_program.h"
@@ -37,6 +38,9 @@ constexpr Form kForms[] = {
     {"AllWide", Element::kBFloat16, 128, true, true, true, false, true},
     {"AllWideFp32", Element::kFloat32, 128, true, true, true, false, true},
     {"Tables", Element::kBFloat16, 64, false, false, false, true, true},
+    // The backward pass of inner products takes one pass.
+    {"OnePass", Element::kBFloat16, 64, false, false, false, false, false, 64, false},
+    {"OnePassWide", Element::kBFloat16, 128, false, false, false, false, false, 64, false},
 };
 constexpr size_t kFormCount = std::size(kForms);
 
@@ -116,14 +120,14 @@ std::vector<CompiledCase> SomeCases() {
   std::vector<CompiledCase> cases;
   const auto add = [&](const PairFunction& function, size_t form) {
     const size_t turn = cases.size();
-    const Passes one = turn % 2 == 0 ? Passes::kForward : Passes::kBackward;
+    const Passes one = turn % 2 == 0 && kForms[form].factor ? Passes::kForward : Passes::kBackward;
     // With this step, each architecture gets both passes.
     const size_t architecture =
         (turn + turn / std::size(kArchitectures)) % std::size(kArchitectures);
     cases.push_back({&function, form, kArchitectures[architecture], one});
   };
   for (size_t form = 0; form < kFormCount; ++form) {
-    add(FindPairFunction(kFast[form % std::size(kFast)]), form);
+    add(FindPairFunction(kForms[form].factor ? kFast[form % std::size(kFast)] : "dot"), form);
   }
   size_t others = 0;
   for (const PairFunction* function : Functions()) {
@@ -227,13 +231,14 @@ TEST_P(CompiledRowsTest, FitIntoRegisters) {
   if (InstalledNvrtc() == nullptr)
     GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
   std::set<std::string> kinds;
-  for (const size_t form : {size_t{6}, size_t{7}}) {
-    for (const auto& [name, shape] : KernelsOf(FindPairFunction("laplacian"), kForms[form])) {
+  const std::pair<const char*, size_t> calls[] = {{"laplacian", 6}, {"laplacian", 7}, {"dot", 10}};
+  for (const auto& [function, form] : calls) {
+    for (const auto& [name, shape] : KernelsOf(FindPairFunction(function), kForms[form])) {
       if (!name.definition.empty() || !kinds.insert(name.kind).second) continue;
       ExpectFits(name, GetParam(), 0);
     }
   }
-  EXPECT_GE(kinds.size(), 7);
+  EXPECT_GE(kinds.size(), 9);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledRowsTest, ::testing::ValuesIn(kArchitectures),

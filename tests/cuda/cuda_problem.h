@@ -91,6 +91,7 @@ struct CudaOptions {
   bool keeps_exact_o = true;
   bool keeps_statistics = true;
   bool forward_only = false;
+  bool keeps_factor = false;                 // whether the gradient of the factor is not computed
   int64_t table_numbers = int64_t{1} << 24;  // Input::most_table_numbers
   std::vector<float>* statistics = nullptr;  // receives the forward pass's statistics
   std::string only = "";                     // the gradient to compute; if empty, all
@@ -132,7 +133,13 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
     return results;
   }
 
-  const auto wanted = [&](const char* name) { return how.only.empty() || how.only == name; };
+  const auto wanted = [&](const char* name) {
+    if (how.keeps_factor &&
+        (std::strcmp(name, "d_factor") == 0 || std::strcmp(name, "d_head") == 0)) {
+      return false;
+    }
+    return how.only.empty() || how.only == name;
+  };
   std::map<std::string, Array<float>> arrays;
   std::map<std::string, Elements> outputs;
   const auto tensor = [&](const char* name, const Array<float>& like) {
@@ -234,8 +241,10 @@ inline const PairFunction& EmulatedPairFunction(std::string_view name) {
   throw std::runtime_error("no emulated pair function " + std::string(name));
 }
 
-// The n-th of the eight scheduling orders of a block's fibers.
-inline EmulatedOrder Order(size_t n) { return {(n & 1) != 0, (n & 2) != 0, (n & 4) != 0}; }
+// The n-th of the eight scheduling orders of a block's fibers, with one to three blocks at a time.
+inline EmulatedOrder Order(size_t n) {
+  return {(n & 1) != 0, (n & 2) != 0, (n & 4) != 0, 1 + static_cast<int>(n % 3)};
+}
 
 }  // namespace gnomon::testing
 

@@ -2,6 +2,7 @@
 #include "emulation.h"
 // Must follow emulation.h:
 #include "cuda/forward.cuh"
+#include "cuda/one_pass.cuh"
 #include "cuda/relative.cuh"
 #include "cuda/rows.cuh"
 
@@ -17,6 +18,8 @@ const bool kAdded = [] {
   testing::AddEmulatedKernel("add_up", "", AddUp<Constants>);
   testing::AddEmulatedKernel("add_up_all", "", AddUpAll<Constants>);
   testing::AddEmulatedKernel("multiply", "", Multiply<Constants>);
+  testing::AddEmulatedKernel("clear_sums", "", ClearSums<Constants>);
+  testing::AddEmulatedKernel("round_sums", "", RoundSums<Constants>);
   testing::AddEmulatedKernel("clear_pairs", "", ClearPairs<Constants>);
   return true;
 }();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -141,6 +142,9 @@ struct Fiber {
   // value of that count when the wait began.
   const int* held = nullptr;
   int held_before = 0;
+  // The counter that the fiber waits for, and the count.
+  const int* counter = nullptr;
+  int count = 0;
   std::vector<AsyncCopy> copies;
   int groups = 0;
 };
@@ -166,7 +170,18 @@ struct Shadow {
   int on_its_way = -1;  // the thread whose copy is in flight
 };
 
+// An addition to global memory that other blocks cannot see yet.
+struct Addition {
+  float* to;
+  float value;
+  int thread;
+  int epoch;
+};
+
 struct Block {
+  int block_x = 0;
+  int block_y = 0;
+  unsigned char* shared = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers;
   std::vector<Meeting> warps;
   Meeting all;
@@ -176,32 +191,41 @@ struct Block {
   int threads = 0;
   int epoch = 0;
   bool early = false;
+  std::vector<Addition> additions;
   std::exception_ptr error;
   testing::EmulatedKernel kernel = nullptr;
   const cuda::Parameters* parameters = nullptr;
 };
-Block block;
+// The block whose fiber runs.
+Block* block = nullptr;
+// The blocks that have added to sums without a fence.
+std::unordered_map<const float*, const Block*> adding;
 
-Fiber& Self() { return *block.fibers[static_cast<size_t>(state.thread)]; }
+void Apply(const Addition& addition) {
+  *addition.to += addition.value;
+  adding.erase(addition.to);
+}
+
+Fiber& Self() { return *block->fibers[static_cast<size_t>(state.thread)]; }
 
 void Yield() {
   // The scheduler restores state.thread.
-  Switch(Self().context, block.scheduler);
-  if (block.error) std::abort();
+  Switch(Self().context, block->scheduler);
+  if (block->error) std::abort();
 }
 
 void Main() {
-  EnterFirst(block.scheduler.stack);
+  EnterFirst(block->scheduler.stack);
   try {
-    block.kernel(*block.parameters);
+    block->kernel(*block->parameters);
     if (!Self().copies.empty()) {
       Fail("the block ends before an asynchronous copy does", Place::current());
     }
   } catch (...) {
-    block.error = std::current_exception();
+    block->error = std::current_exception();
   }
   Self().done = true;
-  Switch(Self().context, block.scheduler);
+  Switch(Self().context, block->scheduler);
   std::abort();
 }
 
@@ -229,13 +253,13 @@ void Arrive(Meeting& meeting, Place place, const Last& last) {
 
 Shadow* ShadowOf(const void* at, int bytes, Place place) {
   const auto offset = static_cast<const unsigned char*>(at) - state.shared;
-  const auto size = static_cast<int64_t>(2 * block.shadow.size());
+  const auto size = static_cast<int64_t>(2 * block->shadow.size());
   if (offset < 0 || offset + bytes > size) {
     Fail("byte " + std::to_string(offset) + " of " + std::to_string(size) + " of shared memory",
          place);
   }
   if (offset % std::min(bytes, 16) != 0) Fail("the address is not aligned", place);
-  return block.shadow.data() + offset / 2;
+  return block->shadow.data() + offset / 2;
 }
 
 }  // namespace
@@ -243,7 +267,7 @@ Shadow* ShadowOf(const void* at, int bytes, Place place) {
 void CheckRead(const void* from, int bytes, Place place) {
   Shadow* const first = ShadowOf(from, bytes, place);
   const int self = state.thread;
-  const int epoch = block.epoch;
+  const int epoch = block->epoch;
   for (Shadow* s = first; s < first + bytes / 2; ++s) {
     if (s->on_its_way >= 0) Fail("reads memory that an asynchronous copy still writes", place);
     if (!s->written) Fail("reads unwritten memory", place);
@@ -262,12 +286,12 @@ namespace {
 void CheckOverwrite(const Shadow& s, Place place) {
   const int self = state.thread;
   if (s.on_its_way >= 0) Fail("writes memory that an asynchronous copy still writes", place);
-  if (s.write_epoch == block.epoch && s.writer != self) {
+  if (s.write_epoch == block->epoch && s.writer != self) {
     Fail(
         "writes memory that thread " + std::to_string(s.writer) + " writes before the same barrier",
         place);
   }
-  if (s.read_epoch == block.epoch && s.reader != self) {
+  if (s.read_epoch == block->epoch && s.reader != self) {
     Fail("writes memory that other threads read before the same barrier", place);
   }
 }
@@ -280,7 +304,7 @@ void CheckWrite(const void* to, int bytes, Place place) {
     CheckOverwrite(*s, place);
     s->written = true;
     s->writer = state.thread;
-    s->write_epoch = block.epoch;
+    s->write_epoch = block->epoch;
   }
 }
 
@@ -296,7 +320,7 @@ void Copy(void* to, const void* from, int bytes, int size, Place place) {
   }
   Fiber& self = Self();
   self.copies.push_back({to, from, bytes, size, self.groups});
-  if (block.early) {
+  if (block->early) {
     std::memset(to, 0, static_cast<size_t>(size));
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
@@ -308,7 +332,7 @@ void WaitForCopies(int groups) {
   Fiber& self = Self();
   std::erase_if(self.copies, [&](const AsyncCopy& copy) {
     if (copy.group >= self.groups - groups) return false;
-    if (!block.early) {
+    if (!block->early) {
       std::memset(copy.to, 0, static_cast<size_t>(copy.size));
       if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
     }
@@ -317,19 +341,51 @@ void WaitForCopies(int groups) {
       s->on_its_way = -1;
       s->written = true;
       s->writer = state.thread;
-      s->write_epoch = block.epoch;
+      s->write_epoch = block->epoch;
     }
     return true;
   });
 }
 
+int TakeTicket(int* next) { return (*next)++; }
+void Fence() {
+  // The additions of other threads before a barrier, and the thread's own.
+  std::erase_if(block->additions, [](const Addition& addition) {
+    if (addition.thread != state.thread && addition.epoch == block->epoch) return false;
+    Apply(addition);
+    return true;
+  });
+}
+void StoreCount(int* to, int count) { *to = count; }
+int LoadCount(const int* from) { return *from; }
+void WaitForCount(const int* from, int count) {
+  Fiber& self = Self();
+  while (*from < count) {
+    self.counter = from;
+    self.count = count;
+    Yield();
+  }
+}
+void AddToSums(float* to, const float (&c)[4]) {
+  for (int e = 0; e < 4; ++e) {
+    float* const sum = to + 4 * (state.thread % kLanes) + e;
+    if (adding.emplace(sum, block).first->second != block) {
+      Fail("adds to a sum to which another block adds at the same time", Place::current());
+    }
+    block->additions.push_back({sum, c[e], state.thread, block->epoch});
+  }
+}
+void LoadSums(float (&c)[4], const float* from) {
+  std::memcpy(c, from + static_cast<ptrdiff_t>(4 * (state.thread % kLanes)), sizeof(c));
+}
+
 void Barrier(Place place) {
-  Arrive(block.all, place, [] { ++block.epoch; });
+  Arrive(block->all, place, [] { ++block->epoch; });
 }
 
 Slot Meet(const Slot& in, Work work, int argument, Place place) {
   const int lane = state.thread % kLanes;
-  Meeting& meeting = block.warps[static_cast<size_t>(state.thread / kLanes)];
+  Meeting& meeting = block->warps[static_cast<size_t>(state.thread / kLanes)];
   const int side = meeting.held % 2;
   if (meeting.arrived == 0) {
     meeting.work = work;
@@ -503,7 +559,6 @@ namespace gnomon::testing {
 
 namespace {
 
-using device::block;
 using device::state;
 
 std::map<std::pair<std::string, std::string>, EmulatedKernel>& Kernels() {
@@ -523,62 +578,147 @@ void SetConstants(const cuda::KernelName& name) {
 #undef GNOMON_SET
 }
 
-void RunBlock(const cuda::LaunchShape& shape, EmulatedOrder order) {
+// The blocks that run at the same time. Later launches reuse their fibers.
+std::vector<std::unique_ptr<device::Block>>& Blocks() {
+  static std::vector<std::unique_ptr<device::Block>> blocks;
+  return blocks;
+}
+
+void StartBlock(device::Block& to, const cuda::LaunchShape& shape, uint32_t at,
+                EmulatedOrder order) {
   const int threads = static_cast<int>(shape.threads);
-  while (static_cast<int>(block.fibers.size()) < threads) {
-    block.fibers.push_back(std::make_unique<device::Fiber>());
+  while (static_cast<int>(to.fibers.size()) < threads) {
+    to.fibers.push_back(std::make_unique<device::Fiber>());
   }
-  block.threads = threads;
-  block.epoch = 0;
-  block.early = order.early_copies;
-  block.error = nullptr;
+  to.block_x = static_cast<int>(at % shape.grid[0]);
+  to.block_y = static_cast<int>(at / shape.grid[0]);
+  to.threads = threads;
+  to.epoch = 0;
+  to.early = order.early_copies;
+  to.additions.clear();
+  to.error = nullptr;
   // With these bytes, numbers of all types are NaN.
-  block.memory.assign(shape.shared_bytes + 16, 0xff);
-  const auto misplaced = reinterpret_cast<uintptr_t>(block.memory.data()) % 16;
-  state.shared = block.memory.data() + (16 - misplaced) % 16;
-  block.shadow.assign(shape.shared_bytes / 2, {});
-  block.warps.assign(static_cast<size_t>(threads / device::kLanes), {});
-  for (device::Meeting& warp : block.warps) warp.size = device::kLanes;
-  block.all = {};
-  block.all.size = threads;
+  to.memory.assign(shape.shared_bytes + 16, 0xff);
+  const auto misplaced = reinterpret_cast<uintptr_t>(to.memory.data()) % 16;
+  to.shared = to.memory.data() + (16 - misplaced) % 16;
+  to.shadow.assign(shape.shared_bytes / 2, {});
+  to.warps.assign(static_cast<size_t>(threads / device::kLanes), {});
+  for (device::Meeting& warp : to.warps) warp.size = device::kLanes;
+  to.all = {};
+  to.all.size = threads;
   for (int t = 0; t < threads; ++t) {
-    device::Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
+    device::Fiber& fiber = *to.fibers[static_cast<size_t>(t)];
     fiber.done = false;
     fiber.held = nullptr;
+    fiber.counter = nullptr;
     fiber.copies.clear();
     fiber.groups = 0;
     device::Start(fiber.context, fiber.stack.get(), device::Main);
   }
-  const auto run_warp = [&](int warp) {
-    bool ran = false;
-    for (int lane = 0; lane < device::kLanes; ++lane) {
-      const int t = warp * device::kLanes + (order.backwards ? device::kLanes - 1 - lane : lane);
-      device::Fiber& fiber = *block.fibers[static_cast<size_t>(t)];
-      if (fiber.done || (fiber.held != nullptr && *fiber.held == fiber.held_before)) continue;
-      fiber.held = nullptr;
-      state.thread = t;
-      device::Switch(block.scheduler, fiber.context);
-      if (block.error) std::rethrow_exception(block.error);
+}
+
+// Runs each lane of a warp up to its next wait. Returns whether any lane could run.
+bool RunWarp(device::Block& of, int warp, EmulatedOrder order) {
+  device::block = &of;
+  state.block_x = of.block_x;
+  state.block_y = of.block_y;
+  state.shared = of.shared;
+  bool ran = false;
+  for (int lane = 0; lane < device::kLanes; ++lane) {
+    const int t = warp * device::kLanes + (order.backwards ? device::kLanes - 1 - lane : lane);
+    device::Fiber& fiber = *of.fibers[static_cast<size_t>(t)];
+    if (fiber.done || (fiber.held != nullptr && *fiber.held == fiber.held_before)) continue;
+    if (fiber.counter != nullptr && *fiber.counter < fiber.count) continue;
+    fiber.held = nullptr;
+    fiber.counter = nullptr;
+    state.thread = t;
+    device::Switch(of.scheduler, fiber.context);
+    if (of.error) std::rethrow_exception(of.error);
+    ran = true;
+  }
+  return ran;
+}
+
+// Runs each warp once, or as far as possible. Returns whether any of them could run.
+bool RunWarps(device::Block& of, EmulatedOrder order) {
+  const int warps = of.threads / device::kLanes;
+  bool ran = false;
+  for (int n = 0; n < warps; ++n) {
+    while (RunWarp(of, order.backwards ? warps - 1 - n : n, order)) {
       ran = true;
-    }
-    return ran;
-  };
-  const int warps = threads / device::kLanes;
-  for (bool ran = true; ran;) {
-    ran = false;
-    for (int n = 0; n < warps; ++n) {
-      while (run_warp(order.backwards ? warps - 1 - n : n)) {
-        ran = true;
-        if (!order.far_ahead) break;
-      }
+      if (!order.far_ahead) break;
     }
   }
-  for (int t = 0; t < threads; ++t) {
-    if (block.fibers[static_cast<size_t>(t)]->done) continue;
-    const device::Meeting& warp = block.warps[static_cast<size_t>(t / device::kLanes)];
+  return ran;
+}
+
+bool Ends(device::Block& of) {
+  const bool is_done = std::all_of(of.fibers.begin(), of.fibers.begin() + of.threads,
+                                   [](const auto& fiber) { return fiber->done; });
+  if (!is_done) return false;
+  for (const device::Addition& addition : of.additions) device::Apply(addition);
+  return true;
+}
+
+[[noreturn]] void FailToEnd(const device::Block& of) {
+  for (int t = 0; t < of.threads; ++t) {
+    const device::Fiber& fiber = *of.fibers[static_cast<size_t>(t)];
+    if (fiber.done) continue;
+    if (fiber.counter != nullptr) {
+      throw std::runtime_error("emulation: block " + std::to_string(of.block_x) +
+                               " waits for a count of " + std::to_string(fiber.count) +
+                               ", which no block stores, not " + std::to_string(*fiber.counter));
+    }
+    const device::Meeting& warp = of.warps[static_cast<size_t>(t / device::kLanes)];
     throw std::runtime_error(
-        "emulation: " + device::At(warp.arrived > 0 ? warp.place : block.all.place) +
+        "emulation: " + device::At(warp.arrived > 0 ? warp.place : of.all.place) +
         ": threads wait for others that never arrive");
+  }
+  std::abort();
+}
+
+// Runs all blocks, `order.resident` of them at the same time.
+void RunGrid(const cuda::LaunchShape& shape, EmulatedKernel kernel,
+             const cuda::Parameters& parameters, EmulatedOrder order) {
+  std::vector<std::unique_ptr<device::Block>>& all = Blocks();
+  while (static_cast<int>(all.size()) < order.resident) {
+    all.push_back(std::make_unique<device::Block>());
+  }
+  const uint32_t count = shape.grid[0] * shape.grid[1];
+  uint32_t started = 0;
+  uint32_t random = 1;
+  device::adding.clear();
+  std::vector<device::Block*> running;
+  std::vector<device::Block*> idle;
+  for (int n = 0; n < order.resident; ++n) idle.push_back(all[static_cast<size_t>(n)].get());
+  while (true) {
+    while (started < count && !idle.empty()) {
+      device::Block& next = *idle.back();
+      next.kernel = kernel;
+      next.parameters = &parameters;
+      StartBlock(next, shape, order.backwards ? count - 1 - started : started, order);
+      ++started;
+      running.push_back(&next);
+      idle.pop_back();
+    }
+    if (running.empty()) return;
+    // One of the blocks runs for a random time, unless it waits for the others.
+    random = random * 1664525 + 1013904223;
+    const size_t first = (random >> 16) % running.size();
+    bool ran = false;
+    for (size_t n = 0; n < running.size() && !ran; ++n) {
+      device::Block& chosen = *running[(first + n) % running.size()];
+      for (uint32_t turns = 1 + (random >> 24) % 32; turns > 0 && RunWarps(chosen, order);
+           --turns) {
+        ran = true;
+      }
+    }
+    if (!ran) FailToEnd(*running[first]);
+    std::erase_if(running, [&](device::Block* of) {
+      if (!Ends(*of)) return false;
+      idle.push_back(of);
+      return true;
+    });
   }
 }
 
@@ -635,15 +775,7 @@ void EmulatedBackend::Launch(const cuda::KernelName& name, const cuda::LaunchSha
   launched_.push_back(name);
   largest_shared_ = std::max<int64_t>(largest_shared_, shape.shared_bytes);
   SetConstants(name);
-  block.kernel = kernel->second;
-  block.parameters = static_cast<const cuda::Parameters*>(parameters);
-  const uint32_t blocks = shape.grid[0] * shape.grid[1];
-  for (uint32_t n = 0; n < blocks; ++n) {
-    const uint32_t at = order_.backwards ? blocks - 1 - n : n;
-    state.block_x = static_cast<int>(at % shape.grid[0]);
-    state.block_y = static_cast<int>(at / shape.grid[0]);
-    RunBlock(shape, order_);
-  }
+  RunGrid(shape, kernel->second, *static_cast<const cuda::Parameters*>(parameters), order_);
 }
 
 }  // namespace gnomon::testing

@@ -4,9 +4,10 @@
 //   - two threads access the same bytes without a barrier in between, and one of them writes;
 //   - bytes are used while an asynchronous copy is in flight, or a block ends before the copy does;
 //   - lanes or threads meet at different places, or some never arrive;
+//   - all blocks that run wait for counts that the others never store;
 //   - ldmatrix or a copy is misaligned, or a copy is too large.
 // It cannot detect its own wrong assumptions about PTX, such as the order of numbers in fragments.
-// It emulates neither weak memory ordering nor performance.
+// It does not emulate performance or, except for additions to sums, weak memory ordering.
 #ifndef GNOMON_TESTS_CUDA_EMULATION_H_
 #define GNOMON_TESTS_CUDA_EMULATION_H_
 
@@ -102,6 +103,16 @@ void CopyWait() {
   WaitForCopies(n);
 }
 void Barrier(Place place = Place::current());
+
+// Functions for global memory that several blocks use. Additions take effect at a fence, as late as
+// the order of memory accesses on a GPU allows.
+int TakeTicket(int* next);
+void Fence();
+void StoreCount(int* to, int count);
+int LoadCount(const int* from);
+void WaitForCount(const int* from, int count);
+void AddToSums(float* to, const float (&c)[4]);
+void LoadSums(float (&c)[4], const float* from);
 
 // A lane's input to a warp-level operation, and its result.
 union Slot {
@@ -222,12 +233,13 @@ const std::vector<EmulatedKernelName>& EmulatedKernelNames();
 void AddEmulatedPairFunction(const PairFunction& function);
 std::vector<const PairFunction*> EmulatedPairFunctions();
 
-// The scheduling order of a block's fibers, and when copies take effect: immediately, or when a
-// thread waits for them.
+// The scheduling order of a block's fibers, when copies take effect (immediately, or when a thread
+// waits for them), and how many blocks run at the same time, each for random intervals.
 struct EmulatedOrder {
   bool backwards = false;  // lanes, warps and blocks in reverse order
   bool far_ahead = false;  // a warp runs as far as possible before the next one starts
   bool early_copies = false;
+  int resident = 1;
 };
 
 class EmulatedBackend final : public cuda::Backend {

@@ -52,8 +52,8 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
   in.x = in.y = in.v = tokens;
   gradient.x = gradient.y = gradient.v = gradients;
   in.row_scalars = in.column_scalars = in.head_scalars = in.factor = numbers;
-  gradient.row_scalars = gradient.column_scalars = gradient.head_scalars = gradient.factor =
-      numbers;
+  gradient.row_scalars = gradient.column_scalars = numbers;
+  if (form.factor) gradient.head_scalars = gradient.factor = numbers;
   in.mask.right = 0;
   if (form.bias) {
     in.bias.table = numbers;

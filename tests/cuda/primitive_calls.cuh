@@ -19,6 +19,7 @@ enum Call {
   kProduct,
   kTiles,
   kElements,
+  kSums,
 };
 
 constexpr int kWarps = 2;
@@ -275,6 +276,21 @@ GNOMON_DEVICE void CallTiles(const Parameters& p) {
   StoreTiles<C>(to, s);
   StoreTiles<C>(to + kTileNumbers, swapped);
   StoreTiles<C>(to + 2 * kTileNumbers, o);
+  if (C::kType == 0) return;
+  // X^T V, with X as in the products for gradients of queries.
+  float transposed[4][4] = {};
+#pragma unroll
+  for (int k = 0; k < kTileRows / 16; ++k) {
+    Operand left;
+    LoadLeftColumns<C>(left, x, row_bytes, k, Thread() / 32 * 16);
+    for (int n = 0; n < 2; ++n) {
+      Operand right;
+      LoadRightRows<C>(right, v, row_bytes, k, 16 * n);
+      MultiplyAdd<C, false>(transposed[2 * n], left, right, 0);
+      MultiplyAdd<C, false>(transposed[2 * n + 1], left, right, 1);
+    }
+  }
+  StoreTiles<C>(to + 3 * kTileNumbers, transposed);
 }
 
 // Loads kElementCount pairs of elements, stores them as floats, and then stores 0, 1 or 2 elements
@@ -290,6 +306,43 @@ GNOMON_DEVICE void CallElements(const Parameters& p) {
     to[2 * n + 1] = high;
     StorePair<C>(to + 2 * kElementCount, 2 * n, low, high, n % 3);
   }
+}
+
+// The blocks of a grid take tickets and, in their order, add four numbers per thread to sums. x
+// holds the next ticket, the number of blocks that have added, the sums, and then the numbers.
+constexpr int kSumBlocks = 12;
+constexpr int kSumsFirst = 4;  // the sums are aligned to 16 bytes
+GNOMON_DEVICE void CallSums(const Parameters& p) {
+  auto* const next = static_cast<int*>(p.x.data);
+  int* const count = next + 1;
+  auto* const sums = static_cast<float*>(p.x.data) + kSumsFirst + Thread() / 32 * 128;
+  if (Thread() == 0) StoreShared<int>(SharedMemory(), TakeTicket(next));
+  Barrier();
+  const int ticket = LoadShared<int>(SharedMemory());
+  const auto* const from =
+      static_cast<const float*>(p.x.data) + kSumsFirst + 4 * (kThreads * (1 + ticket) + Thread());
+  const float numbers[4] = {from[0], from[1], from[2], from[3]};
+  // Half of the blocks look first whether it is their turn.
+  if (Thread() == 0) {
+    bool has_come = false;
+    if (ticket % 2 != 0) {
+      has_come = LoadCount(count) >= ticket;
+      Fence();
+    }
+    if (!has_come) WaitForCount(count, ticket);
+  }
+  Barrier();
+  AddToSums(sums, numbers);
+  Barrier();
+  if (Thread() == 0) {
+    Fence();
+    StoreCount(count, ticket + 1);
+  }
+  if (ticket != kSumBlocks - 1) return;
+  Barrier();
+  float results[4];
+  LoadSums(results, sums);
+  for (int n = 0; n < 4; ++n) static_cast<float*>(p.o.data)[4 * Thread() + n] = results[n];
 }
 
 template <class C>
@@ -313,6 +366,8 @@ GNOMON_DEVICE void CallPrimitives(const Parameters& p) {
       return CallProduct<C>(p);
     case kTiles:
       return CallTiles<C>(p);
+    case kSums:
+      return CallSums(p);
     default:
       return CallElements<C>(p);
   }

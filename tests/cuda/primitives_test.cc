@@ -67,9 +67,9 @@ class Emulation final : public Machine {
  protected:
   Words RunWith(const cuda::KernelName& name, const Launch& launch, cuda::Parameters& parameters,
                 const Words& in, Words out) override {
-    Words from = in;
     Words first;
     for (const size_t order : {0, 3, 5, 6}) {
+      Words from = in;
       Words to = out;
       parameters.x.data = from.data();
       parameters.o.data = to.data();
@@ -601,7 +601,7 @@ TEST_P(PrimitivesTest, ProductsOfTiles) {
     const auto v = [&](size_t row, size_t column) { return x(2 * kRows + row, column); };
     for (const bool aligned : {true, false}) {
       const Words out =
-          Run({.call = calls::kTiles}, AsWords(numbers, element()), 3 * kNumbers, aligned);
+          Run({.call = calls::kTiles}, AsWords(numbers, element()), 4 * kNumbers, aligned);
       const auto result = [&](size_t n, size_t row, size_t column) {
         return FloatOf(out[n * kNumbers + row * kColumns + column]);
       };
@@ -627,6 +627,14 @@ TEST_P(PrimitivesTest, ProductsOfTiles) {
             size += std::abs(weight * v(j, d));
           }
           ASSERT_NEAR(result(2, i, d), o, rounding * size) << i << " " << d;
+          if (element() == Element::kFloat32) continue;
+          double transposed = 0;
+          size = 0;
+          for (size_t j = 0; j < kRows; ++j) {
+            transposed += x(j, i) * v(j, d);
+            size += std::abs(x(j, i) * v(j, d));
+          }
+          ASSERT_NEAR(result(3, i, d), transposed, rounding * size) << i << " " << d;
         }
       }
     }
@@ -651,6 +659,22 @@ TEST_P(PrimitivesTest, ElementsOfMemory) {
           << n;
     }
   }
+}
+
+TEST_P(PrimitivesTest, SumsInTheOrderOfTickets) {
+  constexpr size_t kNumbers = 4 * calls::kThreads;
+  constexpr size_t kFirst = calls::kSumsFirst;
+  Words in(kFirst + (1 + calls::kSumBlocks) * kNumbers, 0);
+  std::vector<float> expected(kNumbers, 0.0f);
+  std::normal_distribution<float> normal;
+  for (size_t n = 0; n < calls::kSumBlocks * kNumbers; ++n) {
+    const float number = normal(random_);
+    expected[n % kNumbers] += number;
+    in[kFirst + kNumbers + n] = std::bit_cast<uint32_t>(number);
+  }
+  const Words out = Run({.call = calls::kSums, .grid = {calls::kSumBlocks, 1, 1}}, in, kNumbers);
+  // The sums of a fragment are read as they were added.
+  for (size_t n = 0; n < kNumbers; ++n) ASSERT_EQ(FloatOf(out[n]), expected[n]) << n;
 }
 
 // Compiles the kernel with NVRTC for each architecture. All arrays must be in registers, so that it

@@ -1,14 +1,14 @@
-// Compiles the kernels of plain causal calls in bf16 (64 query heads on one key head), and
-// describes each in one line of JSON:
+// Compiles the kernels of plain causal calls in bf16 (64 query heads on one key head), with and
+// without gradients of factors, and describes each in one line of JSON:
 //   gnomon_write_cubins FOLDER CAPABILITY [KERNEL...]
 // Writes FOLDER/KERNEL.sm_CAPABILITY.cubin; a kernel is named "forward-dot-64" after its pass, pair
 // function and head dimension. Without KERNEL, writes all.
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -51,20 +51,26 @@ void Run(const std::vector<std::string>& words) {
     throw std::runtime_error("NVRTC not found; set GNOMON_NVRTC to its library");
   }
   const std::vector<std::string> chosen(words.begin() + 2, words.end());
-  size_t written = 0;
+  std::set<std::string> written;
   for (const char* name : {"dot", "laplacian", "umbral", "penumbral"}) {
     for (const int64_t dim : {64, 128}) {
-      const Form form{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
-      for (const LaunchedKernel& kernel : KernelsOf(FindPairFunction(name), form)) {
-        if (kernel.name.definition.empty()) continue;
-        const std::string label = kernel.name.kind + "-" + name + "-" + std::to_string(dim);
-        if (!chosen.empty() && std::ranges::find(chosen, label) == chosen.end()) continue;
-        Write(words[0], std::stoi(words[1]), kernel, label);
-        ++written;
+      for (const bool factor : {true, false}) {
+        const Form form{.name = "",
+                        .element = cuda::Element::kBFloat16,
+                        .dim = dim,
+                        .heads = 64,
+                        .factor = factor};
+        for (const LaunchedKernel& kernel : KernelsOf(FindPairFunction(name), form)) {
+          if (kernel.name.definition.empty()) continue;
+          const std::string label = kernel.name.kind + "-" + name + "-" + std::to_string(dim);
+          if (!chosen.empty() && std::ranges::find(chosen, label) == chosen.end()) continue;
+          if (!written.insert(label).second) continue;
+          Write(words[0], std::stoi(words[1]), kernel, label);
+        }
       }
     }
   }
-  if (!chosen.empty() && written != chosen.size()) {
+  if (!chosen.empty() && written.size() != chosen.size()) {
     throw std::runtime_error("unknown kernel; expected names such as forward-dot-64");
   }
 }
