@@ -26,7 +26,7 @@ class Plan {
   void Forward(const Output& out);
   void Backward(const Saved& saved, const Gradient& gradient);
 
- private:
+ protected:
   int Scalars() const;
   // The number of inputs per pair in addition to tokens, scalars and the offset bias.
   int64_t Terms() const;
@@ -37,6 +37,8 @@ class Plan {
   void PassOverKeys(const Constants& c, int64_t count);
   // The number of blocks that add to a head's bias gradients; each has its own partial sum.
   int64_t PartsOfKeys(const Constants& c, const Gradient& gradient) const;
+  // Whether any gradient is computed by the pass over queries.
+  static bool WantsKeys(const Gradient& gradient);
   // Prepares the sums of the pass over queries, for all slices.
   void PrepareSums(const Constants& c, const Gradient& gradient);
   // Computes gradients of keys, values and biases for `count` query heads starting at `first`.

@@ -101,6 +101,7 @@ std::vector<CompiledCase> AllCases() {
     for (size_t form = 0; form < kFormCount; ++form) {
       for (const int architecture : kArchitectures) {
         cases.push_back({function, form, architecture});
+        cases.push_back({function, form, architecture, Passes::kTangents});
       }
     }
   }
@@ -148,7 +149,7 @@ TEST(CompiledCasesTest, SomeAreOfEachFormAndArchitecture) {
 std::string NameOfCase(const ::testing::TestParamInfo<CompiledTest::ParamType>& test) {
   const CompiledCase& c = test.param;
   return std::string(c.function->name) + kForms[c.form].name + "Sm" +
-         std::to_string(c.architecture);
+         std::to_string(c.architecture) + (c.passes == Passes::kTangents ? "Tangents" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(ChosenCases()), NameOfCase);

@@ -24,7 +24,8 @@ struct Form {
   int64_t heads = 2;  // with few heads, the keys are divided into parts
 };
 
-enum class Passes { kBoth, kForward, kBackward };
+// kTangents: the derivatives of both passes.
+enum class Passes { kBoth, kForward, kBackward, kTangents };
 
 struct LaunchedKernel {
   cuda::KernelName name;

@@ -20,7 +20,6 @@ TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
-  RegisterCudaRefusal<OperatorArguments>(m);
   RegisterCudaRefusal<GraphArguments>(m);
 }
 
