@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/cuda_program.h"
@@ -109,7 +110,7 @@ std::vector<CompiledCase> AllCases() {
 }
 
 // Selects one pass of each form with a function that compiles fast, and of the first form with
-// every third other function.
+// every third other function, and the derivatives of one function for each architecture.
 std::vector<CompiledCase> SomeCases() {
   constexpr std::string_view kFast[] = {"dot", "softcap", "gaussian"};
   std::vector<CompiledCase> cases;
@@ -128,6 +129,14 @@ std::vector<CompiledCase> SomeCases() {
   for (const PairFunction* function : Functions()) {
     const bool is_other = std::ranges::find(kFast, function->name) == std::end(kFast);
     if (is_other && others++ % 3 == 0) add(*function, 0);
+  }
+  // The gradient of student_t is derived.
+  constexpr std::pair<const char*, size_t> kTangents[] = {
+      {"student_t", 0}, {"gaussian", 1}, {"dot", 3}, {"softcap", 7}};
+  static_assert(std::size(kTangents) == std::size(kArchitectures));
+  for (size_t n = 0; n < std::size(kTangents); ++n) {
+    const auto& [name, form] = kTangents[n];
+    cases.push_back({&FindPairFunction(name), form, kArchitectures[n], Passes::kTangents});
   }
   return cases;
 }
@@ -227,12 +236,15 @@ TEST_P(CompiledRowsTest, FitIntoRegisters) {
     GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
   std::set<std::string> kinds;
   for (const size_t form : {size_t{6}, size_t{7}}) {
-    for (const auto& [name, shape] : KernelsOf(FindPairFunction("laplacian"), kForms[form])) {
-      if (!name.definition.empty() || !kinds.insert(name.kind).second) continue;
-      ExpectFits(name, GetParam(), 0);
+    for (const Passes passes : {Passes::kBoth, Passes::kTangents}) {
+      for (const auto& [name, shape] :
+           KernelsOf(FindPairFunction("laplacian"), kForms[form], passes)) {
+        if (!name.definition.empty() || !kinds.insert(name.kind).second) continue;
+        ExpectFits(name, GetParam(), 0);
+      }
     }
   }
-  EXPECT_GE(kinds.size(), 7);
+  EXPECT_GE(kinds.size(), 8);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledRowsTest, ::testing::ValuesIn(kArchitectures),
