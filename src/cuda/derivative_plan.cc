@@ -34,9 +34,10 @@ void DerivativePlan::Forward(const Saved& saved, const OutputTangents& out) {
   PrepareNorms();
   PrepareValues();
   Constants c = features_;
-  c.kAligned = context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.tangent.x, &p_.tangent.y, &p_.tangent.v})
-                   ? 1
-                   : 0;
+  c.kAligned =
+      context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.tangent.x, &p_.tangent.y, &p_.tangent.v}) ? 1 : 0;
+  c.kColumns = std::min<int64_t>(MostColumns(), c.kValueDim);
+  p_.chunks = Int(Up(c.kValueDim, c.kColumns));
   const int words = WordsOfKeys();
   const int64_t scores = 2 * c.kRelativeValues;
   Fit(c, /*is_backward=*/false, words, scores);
@@ -47,7 +48,7 @@ void DerivativePlan::Forward(const Saved& saved, const OutputTangents& out) {
       relative_.MultiplyByKeys(count);
       relative_.MultiplyTangentsByKeys(tangent_, count);
     }
-    context_.Launch("forward_tangents", c, count * of_head, 1,
+    context_.Launch("forward_tangents", c, count * of_head * p_.chunks, 1,
                     SharedBytes(c, /*is_backward=*/false, words, scores), function_.name);
     if (c.kRelativeValues != 0) relative_.AddValueTangents(tangent_, first, count);
   });
@@ -90,7 +91,7 @@ void DerivativePlan::Backward(const Saved& saved, const CotangentTangents& cotan
   Constants of_rows = c;
   Fit(of_rows, /*is_backward=*/true, words, 0);
   Constants of_queries = c;
-  of_queries.kColumns = std::min<int64_t>(128, c.kDim);
+  of_queries.kColumns = std::min<int64_t>(MostColumns(), c.kDim);
   of_queries.kRelativeSums = RelativeTables::WantsSums(gradient) ? 1 : 0;
   const int64_t tables =
       of_queries.kRelativeSums != 0 ? 2 * (c.kRelativeKeys + c.kRelativeValues) : 0;
@@ -206,6 +207,11 @@ void DerivativePlan::Fit(Constants& c, bool is_backward, int words, int64_t scor
     c.kOwn = tiles.own;
     if (SharedBytes(c, is_backward, words, scores) <= kMostBytes) return;
   }
+}
+
+int64_t DerivativePlan::MostColumns() const {
+  // Scalars and terms also need registers.
+  return context_.Type() == 0 && (distance_ || Scalars() + Terms() > 0) ? 64 : 128;
 }
 
 int DerivativePlan::WordsOfKeys() const {

@@ -31,6 +31,8 @@ class DerivativePlan : public Plan {
   // Chooses the tiles of a pass. `words` and `scores`: as in LayoutOfDuals.
   void Fit(Constants& c, bool is_backward, int words, int64_t scores) const;
   int SharedBytes(const Constants& c, bool is_backward, int words, int64_t scores) const;
+  // The number of columns that a block of queries accumulates at most.
+  int64_t MostColumns() const;
   int WordsOfKeys() const;
   int WordsOfQueries() const;
   void PassOverQueries(const Constants& c, int words, const Gradient& gradient, int64_t first,

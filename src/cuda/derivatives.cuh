@@ -269,8 +269,8 @@ GNOMON_DEVICE void ToDistanceTangents(float (&tangents)[kTiles][4], uint32 near,
 
 // The tangent of the terms that are added to c f.
 template <class C>
-GNOMON_DEVICE float AddedTangent(const Parameters& p, const HeadTerms& head,
-                                 const HeadTangents& of, const KeyTangents& k, int i, int j) {
+GNOMON_DEVICE float AddedTangent(const Parameters& p, const HeadTerms& head, const HeadTangents& of,
+                                 const KeyTangents& k, int i, int j) {
   float sum = 0;
   if (C::kBias == 1 && of.bias != nullptr) sum += of.bias[j - i + p.queries - 1];
   if (C::kBias == 2 && of.bias != nullptr) {
@@ -373,9 +373,9 @@ GNOMON_DEVICE float TopTangent(const Parameters& p, const HeadTerms& head, const
   if (C::kTemperature != 0 && temperature != 0) {
     score.added = largest * kLn2 / temperature - head.factor * score.f;
   }
-  const ScoreTangent tangent =
-      ScoreTangentOf<C>(head, of, q, temperature, score, FunctionTangent<F>(slopes, g_tangent, of, q, k),
-                        AddedTangent<C>(p, head, of, k, i, top));
+  const ScoreTangent tangent = ScoreTangentOf<C>(head, of, q, temperature, score,
+                                                 FunctionTangent<F>(slopes, g_tangent, of, q, k),
+                                                 AddedTangent<C>(p, head, of, k, i, top));
   return Abs(tangent.value) < Infinity() ? tangent.value : 0.0f;
 }
 
@@ -450,11 +450,10 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   const int v_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   const int word_count =
       cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
-  const int tangent_words =
-      cuda::KeyTangentWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias);
-  const DualLayout at = cuda::LayoutOfDuals(C::kType, C::kDim, C::kValueDim, rows_in_block,
-                                            C::kStep, C::kStages, C::kOwn, word_count + tangent_words,
-                                            C::kBias, 2 * C::kRelativeValues, /*backward=*/false);
+  const int tangent_words = cuda::KeyTangentWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias);
+  const DualLayout at = cuda::LayoutOfDuals(
+      C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages, C::kOwn,
+      word_count + tangent_words, C::kBias, 2 * C::kRelativeValues, /*backward=*/false);
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
   const int lane = Thread() % 32;
@@ -462,8 +461,11 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   const Tangents& tangent = p.tangent;
 
   const int blocks = DivideUp(p.queries, rows_in_block);
-  const int begin = (blocks - 1 - BlockX() % blocks) * rows_in_block;
-  const int index = BlockX() / blocks + p.first_head;
+  // The columns of o that this block computes.
+  const int chunk = BlockX() % p.chunks;
+  const int first_column = chunk * C::kColumns;
+  const int begin = (blocks - 1 - BlockX() / p.chunks % blocks) * rows_in_block;
+  const int index = BlockX() / p.chunks / blocks + p.first_head;
   const int b = index / p.heads;
   const int h = index % p.heads;
   const int key_head = h / p.group;
@@ -509,8 +511,8 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
     unsigned char* const words =
         memory + at.words + stage * (word_count + tangent_words) * C::kStep * 4;
     CopyKeys<F, C>(words, p, b, h, start, low, high);
-    ReadKeyTangents<F, C>(
-        p, b, Fresh(h), WordCopier<C>(words + word_count * C::kStep * 4, start, low, high));
+    ReadKeyTangents<F, C>(p, b, Fresh(h),
+                          WordCopier<C>(words + word_count * C::kStep * 4, start, low, high));
     if (C::kBias == 1) {
       CopyWords<C>(memory + at.bias + stage * (rows_in_block + C::kStep) * 4, head.bias,
                    start - begin - rows_in_block + p.queries, rows_in_block + C::kStep - 1, 0,
@@ -541,14 +543,15 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
         if (C::kTemperature != 0) temperature[r] = p.temperature[first_row + rows[r]];
       }
     }
-    shift[r] = TopTangent<F, C>(p, head, of_head, query[r], of_query[r], temperature[r],
-                                largest[r], rows[r]);
+    shift[r] = TopTangent<F, C>(p, head, of_head, query[r], of_query[r], temperature[r], largest[r],
+                                rows[r]);
   }
-  float o[GNOMON_SIZE(C::kValueDim / 8, 32)][4] = {};
+  float o[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
   float mean[2] = {};  // of the scores' tangents relative to `shift`
   Scales<C> scales;
   const int weights = at.scores + cuda::ScoreBytes(rows_in_block, C::kStep);
-  if (C::kRelativeValues != 0) {
+  const bool sums_tables = C::kRelativeValues != 0 && chunk == 0;
+  if (sums_tables) {
     ClearTables<C>(p, tangent.relative_weights, b, h, begin + 16 * warp);
     ClearTables<C>(p, p.relative_weights, b, h, begin + 16 * warp);
   }
@@ -605,8 +608,8 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
           const int e = 2 * r + c;
           const int j = start + column;
           const int diagonal = column - (rows[r] - begin) + rows_in_block - 1;
-          const Score score = ScoreOf<F, C, false>(p, head, query[r], key, rows[r], j, s[n][e],
-                                                   window, diagonal);
+          const Score score =
+              ScoreOf<F, C, false>(p, head, query[r], key, rows[r], j, s[n][e], window, diagonal);
           float weight = 0;
           float weight_tangent = 0;
           if (score.seen && rows[r] < p.queries) {
@@ -632,7 +635,7 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
         }
       }
     }
-    if (C::kRelativeValues != 0) {
+    if (sums_tables) {
       StoreTile<C>(memory + at.scores, s);
       StoreTile<C>(memory + weights, t);
       Barrier();
@@ -642,11 +645,15 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
     }
     float shrink[2];
     if (ScaleBoth<C>(scales, s, t, shrink)) MultiplySums(o, shrink);
-    if (is_spoiled(p.spoiled, start)) AddSpoiled<C>(v_tile, s, hidden, o);
-    AddRows<C>(o, s, v_tile, C::kValueDim, 0, C::kValueDim);
+    if (is_spoiled(p.spoiled, start)) {
+      AddSpoiled<C>(v_tile, s, hidden, o, first_column, C::kColumns);
+    }
+    AddRows<C>(o, s, v_tile, C::kValueDim, first_column, C::kColumns);
     if (tangent.v.data == nullptr) return;
-    if (is_spoiled(tangent.spoiled, start)) AddSpoiled<C>(v_tangents, t, hidden, o);
-    AddRows<C>(o, t, v_tangents, C::kValueDim, 0, C::kValueDim);
+    if (is_spoiled(tangent.spoiled, start)) {
+      AddSpoiled<C>(v_tangents, t, hidden, o, first_column, C::kColumns);
+    }
+    AddRows<C>(o, t, v_tangents, C::kValueDim, first_column, C::kColumns);
   };
   if (C::kStages == 2 && first < high) copy(first, 0);
   int stage = 0;
@@ -665,10 +672,10 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
     const Int64 row = first_row + rows[r];
     const float unscaled = scales.Inverse(r);
 #pragma unroll
-    for (int d = 0; d < C::kValueDim / 8; ++d) {
+    for (int d = 0; d < C::kColumns / 8; ++d) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int column = 8 * d + pair + c;
+        const int column = first_column + 8 * d + pair + c;
         if (column >= p.value_dim) continue;
         const Int64 to = row * p.value_dim + column;
         // o contains the relative values, whose tangents are added later. A row without keys has
@@ -676,7 +683,7 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
         tangent.o[to] = Fma(-mean[r], p.exact_o[to], unscaled * o[d][2 * r + c]);
       }
     }
-    if (pair == 0 && tangent.lse != nullptr) {
+    if (pair == 0 && chunk == 0 && tangent.lse != nullptr) {
       tangent.lse[row] = inverse[r] != 0 ? mean[r] + shift[r] : 0.0f;
     }
   }
@@ -817,12 +824,12 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
                                C::kTemperature, C::kDropout)
             : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
   const int word_count =
-      plain_words +
-      (kKeys ? cuda::QueryTangentWords(F::kRowScalars, IsDistance<F>(), C::kTemperature)
-             : cuda::KeyTangentWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias));
+      plain_words + (kKeys
+                         ? cuda::QueryTangentWords(F::kRowScalars, IsDistance<F>(), C::kTemperature)
+                         : cuda::KeyTangentWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias));
   const bool sums_bias = kKeys && C::kBiasGradient != 0;
   const bool sums_tables = kPass == kQueriesPass && C::kRelativeSums != 0;
-  const int score_count = kKeys          ? C::kBiasGradient
+  const int score_count = kKeys ? C::kBiasGradient
                           : kPass == kRowsPass || C::kRelativeSums == 0
                               ? 0
                               : 2 * (C::kRelativeKeys + C::kRelativeValues);
@@ -1020,14 +1027,12 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
         WaitForTile<C>(copy, start);
         const unsigned char* const x_tile = memory + at.other[0] + stage * C::kStep * x_bytes;
         const unsigned char* const x_tangent_tile =
-            x_other_tangents.data == nullptr
-                ? nullptr
-                : memory + at.other[1] + stage * C::kStep * x_bytes;
+            x_other_tangents.data == nullptr ? nullptr
+                                             : memory + at.other[1] + stage * C::kStep * x_bytes;
         const unsigned char* const y_tile = memory + at.other[2] + stage * C::kStep * y_bytes;
         const unsigned char* const y_tangent_tile =
-            y_other_tangents.data == nullptr
-                ? nullptr
-                : memory + at.other[3] + stage * C::kStep * y_bytes;
+            y_other_tangents.data == nullptr ? nullptr
+                                             : memory + at.other[3] + stage * C::kStep * y_bytes;
         const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
         const unsigned char* const tangent_words = words + plain_words * C::kStep * 4;
         const unsigned char* const window =
@@ -1109,8 +1114,8 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
               const int j = kKeys ? rows[r] : start + column;
               const int diagonal = kKeys ? rows[r] - begin - column + C::kStep - 1
                                          : column - (rows[r] - begin) + rows_in_block - 1;
-              const Score score = ScoreOf<F, C, false>(p, head, query, key, i, j, s[n][e], window,
-                                                       diagonal);
+              const Score score =
+                  ScoreOf<F, C, false>(p, head, query, key, i, j, s[n][e], window, diagonal);
               float w = 0;
               float w_tangent = 0;
               float u = 0;
@@ -1122,9 +1127,9 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
                     score.g, s_tangents[n][e], head, of_head, query, of_query, key, of_key);
                 const float f_tangent = FunctionTangent<F>(ValuesOf<F>(slopes), s_tangents[n][e],
                                                            of_head, of_query, of_key);
-                const ScoreTangent score_tangent = ScoreTangentOf<C>(
-                    head, of_head, of_query, temperature, score, f_tangent,
-                    AddedTangent<C>(p, head, of_head, of_key, i, j));
+                const ScoreTangent score_tangent =
+                    ScoreTangentOf<C>(head, of_head, of_query, temperature, score, f_tangent,
+                                      AddedTangent<C>(p, head, of_head, of_key, i, j));
                 const float kept = Kept<C>(p, query, j);
                 float product = dp[n][e];
                 float product_tangent = dp_tangents[n][e];
@@ -1133,9 +1138,8 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
                   product += SumOfEntries(p.relative_layout, head.relative_products + table,
                                           head.position + i, j);
                   if (of_head.relative_products != nullptr) {
-                    product_tangent +=
-                        SumOfEntries(p.relative_layout, of_head.relative_products + table,
-                                     head.position + i, j);
+                    product_tangent += SumOfEntries(
+                        p.relative_layout, of_head.relative_products + table, head.position + i, j);
                   }
                 }
                 product *= kept;
@@ -1189,8 +1193,8 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
                   by[r][0] = Fma(ds_tangents[n][e], score.f, Fma(ds[n][e], f_tangent, by[r][0]));
                   if (C::kTemperature != 0) {
                     const float plain = Fma(head.factor, score.f, score.added);
-                    by[r][1] = Fma(tempered_tangent, plain,
-                                   Fma(tempered, score_tangent.plain, by[r][1]));
+                    by[r][1] =
+                        Fma(tempered_tangent, plain, Fma(tempered, score_tangent.plain, by[r][1]));
                   }
 #pragma unroll
                   for (int m = 0; m < F::kHeadScalars; ++m) {
@@ -1232,8 +1236,8 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
           if (kKeys && ScaleBoth<C>(y_scales, dp, dp_tangents, shrink)) MultiplySums(dy, shrink);
           if constexpr (IsDistance<F>()) {
             const int other = kKeys ? h : key_head;
-            AddRowDifferences<C>(dx, s_tangents, near, x.rows, HeadOf<C>(x_others, b, other),
-                                 p.dim, rows[0], start, first_column);
+            AddRowDifferences<C>(dx, s_tangents, near, x.rows, HeadOf<C>(x_others, b, other), p.dim,
+                                 rows[0], start, first_column);
             AddRowDifferences<C>(dx, s, near, x_tangents.rows,
                                  HeadOrNull<C>(x_other_tangents, b, other), p.dim, rows[0], start,
                                  first_column);

@@ -24,10 +24,11 @@ GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
 
 // Removes non-finite values from a tile and adds them only to the rows that attend to them, because
 // 0 times such a value is not 0. Bit 4 n + e of `hidden` tells whether the thread's pair [n][e] is
-// hidden.
+// hidden. `o` holds `count` columns beginning with `first`.
 template <class C, int kTiles, int kOutputs>
 GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTiles][4],
-                              uint32 hidden, float (&o)[kOutputs][4]) {
+                              uint32 hidden, float (&o)[kOutputs][4], int first = 0,
+                              int count = C::kValueDim) {
   const int warp = Thread() / 32;
   const int lane = Thread() % 32;
   const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
@@ -46,10 +47,11 @@ GNOMON_DEVICE void AddSpoiled(unsigned char* values, const float (&weights)[kTil
         seen[r] = Shuffle((hidden >> (4 * n + 2 * r + c % 2) & 1) != 0 ? 0.0f : 1.0f, owner) != 0;
       }
 #pragma unroll
-      for (int d = 0; d < C::kValueDim / 8; ++d) {
+      for (int d = 0; d < count / 8; ++d) {
+        if (first + 8 * d >= C::kValueDim) continue;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int at = 8 * d + 2 * (lane % 4) + e;
+          const int at = first + 8 * d + 2 * (lane % 4) + e;
           const float value = C::kType == 0 ? LoadShared<float>(row + 4 * at)
                                             : Widen<C>(LoadShared<uint16>(row + 2 * at));
           if (seen[0]) o[d][e] += weight[0] * value;

@@ -172,8 +172,8 @@ void RelativeTables::MultiplySumTangents(const Gradient& gradient, const Input& 
     of_keys(p_.d_relative_scores, tangent.relative_query, /*adds=*/true);
   }
   if (gradient.relative_values != nullptr) {
-    const Tokens d_o = {p_.d_o.data, {p_.d_o.stride[0], p_.d_o.stride[1], p_.d_o.stride[2]},
-                        in_.x.type};
+    const Tokens d_o = {
+        p_.d_o.data, {p_.d_o.stride[0], p_.d_o.stride[1], p_.d_o.stride[2]}, in_.x.type};
     multiply(p_.tangent.relative_weights, d_o, n_.value_dim, 1, d_relative_values_, /*adds=*/false);
     multiply(p_.relative_weights, d_o_tangent, n_.value_dim, 1, d_relative_values_, /*adds=*/true);
   }

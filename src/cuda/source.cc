@@ -33,9 +33,13 @@ constexpr Kind kKinds[] = {
     {"clear_pairs", "cuda/rows.cuh", "ClearPairs<Constants>", false},
     {"prepare_norm_tangents", "cuda/derivatives.cuh", "PrepareNormTangents<Constants>", false},
     {"forward_tangents", "cuda/derivatives.cuh", "ForwardTangents<Definition, Constants>", true},
-    {"row_tangents", "cuda/derivatives.cuh", "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kRowsPass>", true, true},
-    {"query_tangents", "cuda/derivatives.cuh", "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kQueriesPass>", true, true},
-    {"key_tangents", "cuda/derivatives.cuh", "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kKeysPass>", true, true},
+    {"row_tangents", "cuda/derivatives.cuh",
+     "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kRowsPass>", true, true},
+    {"query_tangents", "cuda/derivatives.cuh",
+     "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kQueriesPass>", true,
+     true},
+    {"key_tangents", "cuda/derivatives.cuh",
+     "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kKeysPass>", true, true},
 };
 
 const Kind& Find(const std::string& name) {

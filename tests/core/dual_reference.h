@@ -28,8 +28,8 @@ std::vector<Dual> Duals(const std::vector<T>& values, const std::vector<T>& tang
   return duals;
 }
 
-// Returns all results ("o", "d_x", ...) and their tangents ("o'", "d_x'", ...), without gaps between
-// rows. The masks are those of p.at.
+// Returns all results ("o", "d_x", ...) and their tangents ("o'", "d_x'", ...), without gaps
+// between rows. The masks are those of p.at.
 template <class T>
 Results<double> RunReference(const Directed<T>& p) {
   std::deque<std::vector<Dual>> kept;
@@ -72,8 +72,7 @@ Results<double> RunReference(const Directed<T>& p) {
   }
   if (at.temperature != nullptr) in.temperature = numbers(p.at.temperature, p.along.temperature);
   if (options.pair_bias.exists) {
-    in.pair_bias =
-        Problem<T>::PairView(rows(p.at.pair_bias, p.along.pair_bias), options.pair_bias);
+    in.pair_bias = Problem<T>::PairView(rows(p.at.pair_bias, p.along.pair_bias), options.pair_bias);
   }
   if (at.relative.layout != nullptr) {
     in.relative.layout = at.relative.layout;

@@ -29,7 +29,7 @@ Directed<float> DirectedOf(const PairFunction& function, const ProblemOptions& o
 }
 
 struct Wanted {
-  std::string only = "";               // the gradient to compute; if empty, all
+  std::string only = "";              // the gradient to compute; if empty, all
   std::set<std::string> absent = {};  // tangents that are passed as null pointers
 };
 
@@ -240,7 +240,8 @@ TEST_P(EmulatedTangentsTest, MatchTheReference) {
   // other function.
   const size_t step = is_dot ? 3 : 9;
   size_t n = static_cast<size_t>(element);
-  if (!is_dot) n += 2 * (std::find(functions.begin(), functions.end(), function) - functions.begin());
+  if (!is_dot)
+    n += 2 * (std::find(functions.begin(), functions.end(), function) - functions.begin());
   for (const Case& c : Cases()) {
     ++n;
     if (!TestsAllForms() && n % step != 0) continue;
@@ -272,8 +273,7 @@ const ProblemOptions kSome = {
 
 TEST(TangentRulesTest, ResultsAreTheSameInAnyOrder) {
   for (const char* name : {"dot", "umbral"}) {
-    const Directed<float> p =
-        DirectedOf(EmulatedPairFunction(name), kSome, Element::kBFloat16);
+    const Directed<float> p = DirectedOf(EmulatedPairFunction(name), kSome, Element::kBFloat16);
     CudaOptions how = {.element = Element::kBFloat16};
     const Results<float> first = RunTangents(p, how);
     for (const size_t order : {3, 6}) {
@@ -284,9 +284,9 @@ TEST(TangentRulesTest, ResultsAreTheSameInAnyOrder) {
 }
 
 TEST(TangentRulesTest, GradientsMayBeLeftOut) {
-  const Directed<float> p = DirectedOf(EmulatedPairFunction("every_function"),
-                                       {.shape = {1, 2, 1, 20, 20, 8, 8}, .key_bias = true},
-                                       Element::kFloat32);
+  const Directed<float> p =
+      DirectedOf(EmulatedPairFunction("every_function"),
+                 {.shape = {1, 2, 1, 20, 20, 8, 8}, .key_bias = true}, Element::kFloat32);
   const Results<float> all = RunTangents(p, {});
   for (const auto& [name, values] : all) {
     if (!name.starts_with("d_")) continue;
@@ -360,16 +360,18 @@ TEST(WideTangentsTest, MatchTheReference) {
 // Distances, their tangents and their gradients are computed from differences of tokens.
 TEST(NearTangentsTest, HaveTheDigitsOfTheirDifferences) {
   for (const char* name : {"laplacian", "gaussian"}) {
-    SCOPED_TRACE(name);
-    const PairFunction& function = EmulatedPairFunction(name);
-    const ProblemOptions options = {.shape = {1, 2, 1, 30, 40, 9, 8}, .seed = 2};
-    Directed<float> p = {NearTokensProblem(function, options, 64),
-                         RandomProblem(function, options)};
-    // Scales the tangents to about the size of the differences of tokens.
-    for (Array<float>* tokens : {&p.along.x, &p.along.y}) {
-      tokens->ForEach([](float& element) { element /= 64; });
+    for (const int fraction : {64, 4096}) {
+      SCOPED_TRACE(name + std::string(" spread 1/") + std::to_string(fraction));
+      const PairFunction& function = EmulatedPairFunction(name);
+      const ProblemOptions options = {.shape = {1, 2, 1, 30, 40, 9, 8}, .seed = 2};
+      Directed<float> p = {NearTokensProblem(function, options, fraction),
+                           RandomProblem(function, options)};
+      // Scales the tangents to about the size of the differences of tokens.
+      for (Array<float>* tokens : {&p.along.x, &p.along.y}) {
+        tokens->ForEach([&](float& element) { element /= static_cast<float>(fraction); });
+      }
+      ExpectTangents(RunTangents(p, {}), RunReference(p), Element::kFloat32, 0, 1e-4);
     }
-    ExpectTangents(RunTangents(p, {}), RunReference(p), Element::kFloat32, 0, 1e-4);
   }
 }
 
@@ -377,8 +379,8 @@ TEST(NearTangentsTest, HaveTheDigitsOfTheirDifferences) {
 TEST(TangentRulesTest, TangentsOfFactorsMayBeLarge) {
   for (const Element element : kElements) {
     SCOPED_TRACE(NameOf(element));
-    Directed<float> p = DirectedOf(EmulatedPairFunction("laplacian"),
-                                   {.shape = {1, 2, 1, 30, 50, 16, 8}}, element);
+    Directed<float> p =
+        DirectedOf(EmulatedPairFunction("laplacian"), {.shape = {1, 2, 1, 30, 50, 16, 8}}, element);
     for (float& number : p.along.factor) number = 64;
     for (Array<float>* tokens : {&p.at.x, &p.at.y}) {
       tokens->ForEach([&](float& x) { x *= 4; });
@@ -393,7 +395,8 @@ TEST(TangentRulesTest, TangentsOfFactorsMayBeLarge) {
 TEST(TangentRulesTest, NanInHiddenKeysStaysHidden) {
   for (const bool by_mask : {false, true}) {
     SCOPED_TRACE(by_mask);
-    ProblemOptions options = {.shape = {1, 2, 1, 20, 40, 16, 16}, .pair_mask = {by_mask, true, true}};
+    ProblemOptions options = {.shape = {1, 2, 1, 20, 40, 16, 16},
+                              .pair_mask = {by_mask, true, true}};
     if (!by_mask) options.right = 10;
     Directed<float> clean = DirectedOf(EmulatedPairFunction("dot"), options, Element::kBFloat16);
     // Some queries attend to this key.

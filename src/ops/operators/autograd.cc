@@ -19,9 +19,7 @@ TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
   RegisterAutograd<GraphArguments>(m);
 }
 
-TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
-  RegisterCudaRefusal<GraphArguments>(m);
-}
+TORCH_LIBRARY_IMPL(gnomon, CUDA, m) { RegisterCudaRefusal<GraphArguments>(m); }
 
 TORCH_LIBRARY_IMPL(gnomon, Meta, m) {
   RegisterMeta<OperatorArguments>(m);
