@@ -495,7 +495,7 @@ def attention(
 
     The tensors of similarity and position must have q's dtype, or float32 if q is bfloat16 or
     float16. Where (H,) is expected, a 0-d tensor applies to all heads. torch.func transforms are
-    supported, including vmap. Forward-mode and second derivatives are supported on CPUs.
+    supported, including vmap, forward-mode and second derivatives.
 
     Returns:
         o (B, H, Lq, Dv) in q's dtype, or (o, lse), with lse in float32 or float64. If all keys are
@@ -506,8 +506,7 @@ def attention(
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
-        NotImplementedError: an argument that this version does not support, a third derivative, or,
-            on a GPU, a forward-mode or second derivative.
+        NotImplementedError: an argument that this version does not support, or a third derivative.
 
     Example:
         >>> q, k, v = torch.randn(3, 2, 8, 16, 32).unbind()  # (B, H, L, D)

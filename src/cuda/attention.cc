@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/call_log.h"
+#include "cuda/derivative_plan.h"
 #include "cuda/launch_context.h"
 #include "cuda/parameters.h"
 #include "cuda/plan.h"
@@ -95,6 +96,25 @@ void Backward(const PairFunction& function, const Input& input, const Saved& sav
   }
   plan.Backward(complete, gradient);
   Log("backward", function, input, plan);
+}
+
+void ForwardTangents(const PairFunction& function, const Input& input, const Input& tangent,
+                     const Saved& saved, const OutputTangents& output, Backend& backend) {
+  Check(function, input);
+  DerivativePlan plan(function, input, tangent, backend);
+  plan.PrepareRows(/*is_forward=*/true);
+  plan.Forward(saved, output);
+  Log("jvp", function, input);
+}
+
+void BackwardTangents(const PairFunction& function, const Input& input, const Input& tangent,
+                      const Saved& saved, const CotangentTangents& cotangent,
+                      const Gradient& gradient, Backend& backend) {
+  Check(function, input);
+  DerivativePlan plan(function, input, tangent, backend);
+  plan.PrepareRows(/*is_forward=*/false);
+  plan.Backward(saved, cotangent, gradient);
+  Log("backward jvp", function, input);
 }
 
 }  // namespace gnomon::cuda

@@ -72,6 +72,17 @@ struct Gradient {
   float* temperature = nullptr;
 };
 
+// The tangents of the forward pass's results, (B, H, Lq, Dv) and (B, H, Lq), contiguous.
+struct OutputTangents {
+  float* o = nullptr;
+  float* lse = nullptr;  // 0 for a row without keys; not stored if null
+};
+// The tangents of Saved::d_o and d_lse; null means 0.
+struct CotangentTangents {
+  Tokens d_o;
+  const float* d_lse = nullptr;
+};
+
 // These functions throw Error for invalid arguments and for arguments that the kernels do not
 // support (see Unsupported()). Arguments must have passed the checks of AttentionForward and
 // AttentionBackward.
@@ -79,6 +90,16 @@ void Forward(const PairFunction& function, const Input& input, const Output& out
              Backend& backend);
 void Backward(const PairFunction& function, const Input& input, const Saved& saved,
               const Gradient& gradient, Backend& backend);
+
+// The derivatives of Forward and Backward in the direction of the tangents of the inputs. `tangent`
+// contains these tangents, in the layouts of the inputs except for strides; null means 0, and its
+// other members are ignored. `saved` must contain the statistics and, for the results' tangents,
+// exact_o. `gradient` receives the tangents of the gradients.
+void ForwardTangents(const PairFunction& function, const Input& input, const Input& tangent,
+                     const Saved& saved, const OutputTangents& output, Backend& backend);
+void BackwardTangents(const PairFunction& function, const Input& input, const Input& tangent,
+                      const Saved& saved, const CotangentTangents& cotangent,
+                      const Gradient& gradient, Backend& backend);
 
 // Returns the first unsupported argument and the reason ("head_dim is 320; expected at most 256"),
 // or an empty string.

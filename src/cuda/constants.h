@@ -142,6 +142,47 @@ constexpr SharedLayout OnePassLayout(int type, int dim, int value_dim, int rows,
   return at;
 }
 
+// The same for derivatives.cuh: words that hold tangents.
+constexpr int KeyTangentWords(int column_scalars, bool distance, int key_bias) {
+  return column_scalars + (distance ? 1 : 0) + (key_bias != 0 ? 1 : 0);
+}
+constexpr int QueryTangentWords(int row_scalars, bool distance, int temperature) {
+  // Two words are the tangents of lse and delta.
+  return 2 + row_scalars + (distance ? 1 : 0) + temperature;
+}
+
+// Byte offsets of the arrays in shared memory. Rows: those of x or y, their tangents, those of v or
+// d_o, and their tangents.
+struct DualLayout {
+  int own[4];    // only if kOwn is set; the last two only in the backward passes
+  int other[4];  // per stage, consecutive
+  int words;     // likewise: words of rows, then words of their tangents
+  int bias;      // likewise
+  int scores;    // arrays of pair values
+  int size;
+};
+constexpr DualLayout LayoutOfDuals(int type, int dim, int value_dim, int rows, int step, int stages,
+                                   int own, int words, int bias, int scores, bool backward) {
+  DualLayout at{};
+  int size = 0;
+  const auto place = [&size](int bytes) {
+    const int begin = size;
+    size += bytes;
+    return begin;
+  };
+  for (int n = 0; n < 4; ++n) {
+    at.other[n] = place(stages * step * RowBytes(type, n < 2 ? dim : value_dim));
+  }
+  at.words = place(stages * words * step * 4);
+  at.bias = place(bias == 1 ? stages * (rows + step) * 4 : 0);
+  at.scores = place(scores * ScoreBytes(rows, step));
+  for (int n = 0; n < (backward ? 4 : 2); ++n) {
+    at.own[n] = place(own != 0 ? rows * RowBytes(type, n < 2 ? dim : value_dim) : 0);
+  }
+  at.size = size;
+  return at;
+}
+
 }  // namespace gnomon::cuda
 
 #endif  // GNOMON_SRC_CUDA_CONSTANTS_H_

@@ -24,10 +24,10 @@ GNOMON_DEVICE bool IsSpoiled(const unsigned char* row) {
 
 // Adds a tile's non-finite values only to the rows that attend to them, because 0 times such a
 // value is not 0. Bit 4 n + e of `hidden` tells whether the thread's pair [n][e] is hidden. The
-// pairs are those of 16 rows.
+// pairs are those of 16 rows. `o` holds `count` columns beginning with `first`.
 template <class C>
 GNOMON_DEVICE void AddSpoiled(const unsigned char* values, const float (*weights)[4], uint32 hidden,
-                              float (*o)[4]) {
+                              float (*o)[4], int first = 0, int count = C::kValueDim) {
   const int lane = Thread() % 32;
   const int row_bytes = cuda::RowBytes(C::kType, C::kValueDim);
 #pragma unroll
@@ -45,10 +45,11 @@ GNOMON_DEVICE void AddSpoiled(const unsigned char* values, const float (*weights
         seen[r] = Shuffle((hidden >> (4 * n + 2 * r + c % 2) & 1) != 0 ? 0.0f : 1.0f, owner) != 0;
       }
 #pragma unroll
-      for (int d = 0; d < C::kValueDim / 8; ++d) {
+      for (int d = 0; d < count / 8; ++d) {
+        if (first + 8 * d >= C::kValueDim) continue;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int at = 8 * d + 2 * (lane % 4) + e;
+          const int at = first + 8 * d + 2 * (lane % 4) + e;
           const float value = C::kType == 0 ? LoadShared<float>(row + 4 * at)
                                             : Widen<C>(LoadShared<uint16>(row + 2 * at));
           if (seen[0]) o[d][e] += weight[0] * value;

@@ -50,6 +50,33 @@ struct Product {
   int skips;      // whether zeros of `left`, whose entries no pair has read, are skipped
 };
 
+// The tangents of the inputs, and the results of derivatives.cuh that are not tangents of
+// gradients. Arrays have the layout of the inputs; null means 0, except for results.
+struct Tangents {
+  Array x, y, v, d_o;
+  const float* row_scalars;
+  const float* column_scalars;
+  const float* head_scalars;
+  const float* factor;
+  const float* bias;
+  const float* key_bias;
+  Array pair_bias;
+  const float* temperature;
+  const float* d_lse;
+
+  // Computed from the above, like the members of Parameters with these names.
+  float* norm_x;
+  float* norm_y;
+  int* spoiled;
+  float* relative_scores;
+  float* relative_products;
+  float* relative_weights;
+  float* d_relative_scores;
+  float* lse;    // (B, H, Lq)
+  float* delta;  // (B, H, Lq)
+  float* o;      // (B, H, Lq, Dv)
+};
+
 // The parameters of all kernels, in one struct. Arrays are contiguous unless they have type Array.
 // Sizes: B batch, H query heads, Hkv key heads, Lq queries, Lk keys.
 struct Parameters {
@@ -149,6 +176,9 @@ struct Parameters {
   float* sum_to;
   Int64 sum_size, sum_count, sum_outer;
   Int64 sum_stride, sum_outer_stride, sum_from_step, sum_to_step;
+
+  // Forward-mode derivatives (derivatives.cuh).
+  Tangents tangent;
 };
 
 }  // namespace gnomon::cuda

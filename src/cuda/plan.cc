@@ -264,15 +264,18 @@ void Plan::PrepareSums(const Constants& c, const Gradient& gradient) {
   relative_.PrepareSums(gradient);
 }
 
+bool Plan::WantsKeys(const Gradient& gradient) {
+  return gradient.y.data != nullptr || gradient.v.data != nullptr ||
+         gradient.column_scalars != nullptr || gradient.key_bias != nullptr ||
+         gradient.bias.table != nullptr || gradient.pair_bias.data != nullptr;
+}
+
 void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t first,
                            int64_t count) {
+  if (!WantsKeys(gradient)) return;
   const bool has_pairs = gradient.pair_bias.data != nullptr;
-  const bool wanted = gradient.y.data != nullptr || gradient.v.data != nullptr ||
-                      gradient.column_scalars != nullptr || gradient.key_bias != nullptr ||
-                      gradient.bias.table != nullptr || has_pairs;
   const int64_t parts = PartsOfKeys(c, gradient);
   const int64_t key_heads = count / p_.group;
-  if (!wanted) return;
   const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
                                Int(c.kTemperature), Int(c.kDropout), 0);
   // Heads that share the gradient of a pair bias must run in sequence. Query heads of the same

@@ -29,7 +29,7 @@ class Plan {
   // See LaunchContext.
   const std::string& kernels() const { return context_.kernels(); }
 
- private:
+ protected:
   int Scalars() const;
   // The number of inputs per pair in addition to tokens, scalars and the offset bias.
   int64_t Terms() const;
@@ -43,6 +43,8 @@ class Plan {
   void PassOverKeys(const Constants& c, int64_t count);
   // The number of blocks that add to a head's bias gradients; each has its own partial sum.
   int64_t PartsOfKeys(const Constants& c, const Gradient& gradient) const;
+  // Whether any gradient is computed by the pass over queries.
+  static bool WantsKeys(const Gradient& gradient);
   // Prepares the sums of the pass over queries, for all slices.
   void PrepareSums(const Constants& c, const Gradient& gradient);
   // Computes gradients of keys, values and biases for `count` query heads starting at `first`.

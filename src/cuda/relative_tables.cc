@@ -67,6 +67,118 @@ void RelativeTables::MultiplySums(const Gradient& gradient, int64_t first, int64
   }
 }
 
+void RelativeTables::AllocateTangents(const Input& tangent, bool is_backward, int64_t count) {
+  const Constants& c = context_.features();
+  const int64_t numbers = count * n_.queries * p_.relative_size;
+  const auto need = [&](bool is_needed, float*& table) {
+    if (is_needed && table == nullptr) table = context_.New<float>(Size(numbers));
+  };
+  // The first slice is the largest.
+  const bool keys = c.kRelativeKeys != 0;
+  const bool values = c.kRelativeValues != 0;
+  need(keys && (tangent.relative_query.data != nullptr || tangent.relative.keys != nullptr),
+       p_.tangent.relative_scores);
+  need(values, p_.tangent.relative_weights);
+  need(keys && is_backward, p_.tangent.d_relative_scores);
+  need(values && is_backward &&
+           (tangent.relative.values != nullptr || p_.tangent.d_o.data != nullptr),
+       p_.tangent.relative_products);
+  if (keys && is_backward && query_tangents_ == nullptr) {
+    query_tangents_ = context_.New<float>(Size(count * n_.queries * in_.relative.dim));
+  }
+}
+
+void RelativeTables::SetProduct(const Matrix& left, const Matrix& right, float factor, float* to,
+                                bool adds) {
+  Product& product = NewProduct();
+  product.left = left;
+  product.right = right;
+  product.factor = factor;
+  product.to = to;
+  product.adds = adds ? 1 : 0;
+}
+
+void RelativeTables::MultiplyTangentsByKeys(const Input& tangent, int64_t count) {
+  const Relative<float>& relative = in_.relative;
+  bool adds = false;
+  const auto multiply = [&](const Tokens& query, const float* keys) {
+    if (query.data == nullptr || keys == nullptr) return;
+    SetProduct(ToMatrix(query), Transposed(RowsOf(keys, relative.dim, relative.key_heads)),
+               relative.factor, p_.tangent.relative_scores, adds);
+    Multiply(n_.queries, p_.relative_size, relative.dim, count);
+    adds = true;
+  };
+  multiply(tangent.relative_query, relative.keys);
+  multiply(in_.relative_query, tangent.relative.keys);
+}
+
+void RelativeTables::AddValueTangents(const Input& tangent, int64_t first, int64_t count) {
+  float* const to = p_.tangent.o + first * n_.queries * n_.value_dim;
+  const auto add = [&](const float* weights, const float* values) {
+    if (values == nullptr) return;
+    SetProduct(Tables(weights), RowsOf(values, n_.value_dim, in_.relative.value_heads), 1, to,
+               /*adds=*/true);
+    p_.product.skips = 1;
+    Multiply(n_.queries, n_.value_dim, p_.relative_size, count);
+  };
+  add(p_.tangent.relative_weights, in_.relative.values);
+  add(p_.relative_weights, tangent.relative.values);
+}
+
+void RelativeTables::MultiplyTangentsByValues(const Input& tangent, const Tokens& d_o,
+                                              const Tokens& d_o_tangent, int64_t count) {
+  bool adds = false;
+  const auto multiply = [&](const Tokens& rows, const float* values) {
+    if (rows.data == nullptr || values == nullptr) return;
+    SetProduct(ToMatrix(rows), Transposed(RowsOf(values, n_.value_dim, in_.relative.value_heads)),
+               1, p_.tangent.relative_products, adds);
+    Multiply(n_.queries, p_.relative_size, n_.value_dim, count);
+    adds = true;
+  };
+  multiply(d_o_tangent, in_.relative.values);
+  multiply(d_o, tangent.relative.values);
+}
+
+void RelativeTables::MultiplySumTangents(const Gradient& gradient, const Input& tangent,
+                                         const Tokens& d_o_tangent, int64_t first, int64_t count) {
+  const Relative<float>& relative = in_.relative;
+  if (gradient.relative_query.data != nullptr) {
+    const auto multiply = [&](const float* tables, const float* keys, bool adds, bool is_last) {
+      SetProduct(Tables(tables), RowsOf(keys, relative.dim, relative.key_heads), relative.factor,
+                 query_tangents_, adds);
+      p_.product.skips = 1;
+      if (is_last) p_.product.rounded = ToArray(gradient.relative_query);
+      Multiply(n_.queries, relative.dim, p_.relative_size, count);
+    };
+    const bool has_keys = tangent.relative.keys != nullptr;
+    multiply(p_.tangent.d_relative_scores, relative.keys, /*adds=*/false, !has_keys);
+    if (has_keys) {
+      multiply(p_.d_relative_scores, tangent.relative.keys, /*adds=*/true, /*is_last=*/true);
+    }
+  }
+  const auto multiply = [&](const float* tables, const Tokens& rows, int64_t columns, float factor,
+                            float* to, bool adds) {
+    if (rows.data == nullptr) return;
+    SetProduct(Transposed(Tables(tables)), ToMatrix(rows), factor,
+               to + first * p_.relative_size * columns, adds);
+    p_.product.skips = 1;
+    Multiply(p_.relative_size, columns, n_.queries, count);
+  };
+  if (gradient.relative_keys != nullptr) {
+    const auto of_keys = [&](const float* tables, const Tokens& query, bool adds) {
+      multiply(tables, query, relative.dim, relative.factor, d_relative_keys_, adds);
+    };
+    of_keys(p_.tangent.d_relative_scores, in_.relative_query, /*adds=*/false);
+    of_keys(p_.d_relative_scores, tangent.relative_query, /*adds=*/true);
+  }
+  if (gradient.relative_values != nullptr) {
+    const Tokens d_o = {
+        p_.d_o.data, {p_.d_o.stride[0], p_.d_o.stride[1], p_.d_o.stride[2]}, in_.x.type};
+    multiply(p_.tangent.relative_weights, d_o, n_.value_dim, 1, d_relative_values_, /*adds=*/false);
+    multiply(p_.relative_weights, d_o_tangent, n_.value_dim, 1, d_relative_values_, /*adds=*/true);
+  }
+}
+
 void RelativeTables::PrepareSums(const Gradient& gradient) {
   const int64_t entries = context_.heads() * p_.relative_size;
   if (gradient.relative_keys != nullptr) {

@@ -65,6 +65,16 @@ class RelativeTables {
   // Sums the heads' partial gradients over the batch and over heads that share a table.
   void Sum(const Gradient& gradient);
 
+  // The tangents of the above (derivatives.cuh). Null members of `tangent` and null cotangents are
+  // 0. The tables of a slice's tangents must have been allocated, for `count` query heads.
+  void AllocateTangents(const Input& tangent, bool is_backward, int64_t count);
+  void MultiplyTangentsByKeys(const Input& tangent, int64_t count);
+  void AddValueTangents(const Input& tangent, int64_t first, int64_t count);
+  void MultiplyTangentsByValues(const Input& tangent, const Tokens& d_o, const Tokens& d_o_tangent,
+                                int64_t count);
+  void MultiplySumTangents(const Gradient& gradient, const Input& tangent,
+                           const Tokens& d_o_tangent, int64_t first, int64_t count);
+
  private:
   void AllocateTables(bool is_backward, int64_t numbers);
   Product& NewProduct();
@@ -72,6 +82,8 @@ class RelativeTables {
   Matrix Tables(const float* tables) const;
   // A table of rows, (entries, columns).
   Matrix RowsOf(const float* table, int64_t columns, bool of_each_head) const;
+  // Stores left * right, times `factor`, in `to`, or adds it.
+  void SetProduct(const Matrix& left, const Matrix& right, float factor, float* to, bool adds);
   // Computes the product that has been set.
   void Multiply(int64_t rows, int64_t columns, int64_t depth, int64_t count);
 
@@ -82,6 +94,8 @@ class RelativeTables {
   // The partial gradients of each head: (B, H, entries, columns).
   float* d_relative_keys_ = nullptr;
   float* d_relative_values_ = nullptr;
+  // The unrounded tangents of the gradients of a slice's queries.
+  float* query_tangents_ = nullptr;
 };
 
 }  // namespace gnomon::cuda

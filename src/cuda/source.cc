@@ -14,7 +14,8 @@ struct Kind {
   std::string_view name;
   std::string_view file;
   std::string_view call;
-  bool pairs;  // whether the kernel uses a pair function
+  bool pairs;          // whether the kernel uses a pair function
+  bool duals = false;  // whether it evaluates the gradient of the pair function with dual numbers
 };
 
 constexpr Kind kKinds[] = {
@@ -33,6 +34,15 @@ constexpr Kind kKinds[] = {
     {"add_up_all", "cuda/rows.cuh", "AddUpAll<Constants>", false},
     {"multiply", "cuda/relative.cuh", "Multiply<Constants>", false},
     {"clear_pairs", "cuda/rows.cuh", "ClearPairs<Constants>", false},
+    {"prepare_norm_tangents", "cuda/derivatives.cuh", "PrepareNormTangents<Constants>", false},
+    {"forward_tangents", "cuda/derivatives.cuh", "ForwardTangents<Definition, Constants>", true},
+    {"row_tangents", "cuda/derivatives.cuh",
+     "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kRowsPass>", true, true},
+    {"query_tangents", "cuda/derivatives.cuh",
+     "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kQueriesPass>", true,
+     true},
+    {"key_tangents", "cuda/derivatives.cuh",
+     "BackwardTangents<Definition, DualDefinition, DualNumber, Constants, kKeysPass>", true, true},
 };
 
 const Kind& Find(const std::string& name) {
@@ -60,6 +70,13 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
          "#include \"base/derived_gradient-inl.h\"\n", include,
          "}  // namespace derived\n\nusing Definition = derived::Complete<", structure,
          ", derived::", structure, ">::Type;\n\n"});
+    // Definitions without a gradient get one by nested dual numbers.
+    if (kind.duals) {
+      add({"namespace duals {\nnamespace vocabulary = derived;\n",
+           "#include \"base/derived_gradient-inl.h\"\n", include,
+           "}  // namespace duals\n\nusing DualDefinition = duals::Complete<derived::", structure,
+           ", duals::", structure, ">::Type;\nusing DualNumber = derived::Tangent<float>;\n\n"});
+    }
   }
   add({"struct Constants {\n"});
   int64_t warps = 1;
@@ -85,6 +102,7 @@ const std::vector<std::string>& KernelSourceFiles() {
                                                   "base/near_share.h",
                                                   "cuda/backward.cuh",
                                                   "cuda/constants.h",
+                                                  "cuda/derivatives.cuh",
                                                   "cuda/forward.cuh",
                                                   "cuda/one_pass.cuh",
                                                   "cuda/pair.cuh",

@@ -107,6 +107,7 @@ std::vector<CompiledCase> AllCases() {
     for (size_t form = 0; form < kFormCount; ++form) {
       for (const int architecture : kArchitectures) {
         cases.push_back({function, form, architecture});
+        cases.push_back({function, form, architecture, Passes::kTangents});
       }
     }
   }
@@ -114,7 +115,7 @@ std::vector<CompiledCase> AllCases() {
 }
 
 // Selects one pass of each form with a function that compiles fast, and of the first form with
-// every third other function.
+// every third other function, and the derivatives of one function for each architecture.
 std::vector<CompiledCase> SomeCases() {
   constexpr std::string_view kFast[] = {"dot", "softcap", "gaussian"};
   std::vector<CompiledCase> cases;
@@ -133,6 +134,14 @@ std::vector<CompiledCase> SomeCases() {
   for (const PairFunction* function : Functions()) {
     const bool is_other = std::ranges::find(kFast, function->name) == std::end(kFast);
     if (is_other && others++ % 3 == 0) add(*function, 0);
+  }
+  // The gradient of student_t is derived.
+  constexpr std::pair<const char*, size_t> kTangents[] = {
+      {"student_t", 0}, {"gaussian", 1}, {"dot", 3}, {"softcap", 7}};
+  static_assert(std::size(kTangents) == std::size(kArchitectures));
+  for (size_t n = 0; n < std::size(kTangents); ++n) {
+    const auto& [name, form] = kTangents[n];
+    cases.push_back({&FindPairFunction(name), form, kArchitectures[n], Passes::kTangents});
   }
   return cases;
 }
@@ -154,7 +163,7 @@ TEST(CompiledCasesTest, SomeAreOfEachFormAndArchitecture) {
 std::string NameOfCase(const ::testing::TestParamInfo<CompiledTest::ParamType>& test) {
   const CompiledCase& c = test.param;
   return std::string(c.function->name) + kForms[c.form].name + "Sm" +
-         std::to_string(c.architecture);
+         std::to_string(c.architecture) + (c.passes == Passes::kTangents ? "Tangents" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(ChosenCases()), NameOfCase);
@@ -233,9 +242,12 @@ TEST_P(CompiledRowsTest, FitIntoRegisters) {
   std::set<std::string> kinds;
   const std::pair<const char*, size_t> calls[] = {{"laplacian", 6}, {"laplacian", 7}, {"dot", 10}};
   for (const auto& [function, form] : calls) {
-    for (const auto& [name, shape] : KernelsOf(FindPairFunction(function), kForms[form])) {
-      if (!name.definition.empty() || !kinds.insert(name.kind).second) continue;
-      ExpectFits(name, GetParam(), 0);
+    for (const Passes passes : {Passes::kBoth, Passes::kTangents}) {
+      for (const auto& [name, shape] :
+           KernelsOf(FindPairFunction(function), kForms[form], passes)) {
+        if (!name.definition.empty() || !kinds.insert(name.kind).second) continue;
+        ExpectFits(name, GetParam(), 0);
+      }
     }
   }
   EXPECT_GE(kinds.size(), 9);

@@ -1,6 +1,7 @@
 // The kernels without a pair function, compiled for the emulator.
 #include "emulation.h"
 // Must follow emulation.h:
+#include "cuda/derivatives.cuh"
 #include "cuda/forward.cuh"
 #include "cuda/one_pass.cuh"
 #include "cuda/relative.cuh"
@@ -15,6 +16,7 @@ const bool kAdded = [] {
   testing::AddEmulatedKernel("prepare_queries", "", PrepareQueries<Constants>);
   testing::AddEmulatedKernel("prepare_keys", "", PrepareKeys<Constants>);
   testing::AddEmulatedKernel("prepare_delta", "", PrepareDelta<Constants>);
+  testing::AddEmulatedKernel("prepare_norm_tangents", "", PrepareNormTangents<Constants>);
   testing::AddEmulatedKernel("add_up", "", AddUp<Constants>);
   testing::AddEmulatedKernel("add_up_all", "", AddUpAll<Constants>);
   testing::AddEmulatedKernel("multiply", "", Multiply<Constants>);

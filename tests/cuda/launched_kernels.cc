@@ -85,11 +85,17 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
     gradient.temperature = numbers;
   }
   Recorder backend;
+  const cuda::Saved saved{tokens, numbers, tokens, numbers, numbers};
+  if (passes == Passes::kTangents) {
+    ForwardTangents(function, in, in, saved, {numbers, numbers}, backend);
+    BackwardTangents(function, in, in, saved, {tokens, numbers}, gradient, backend);
+    return backend.kernels();
+  }
   if (passes != Passes::kBackward) {
     Forward(function, in, {gradients, numbers, numbers, numbers}, backend);
   }
   if (passes != Passes::kForward) {
-    Backward(function, in, {tokens, numbers, tokens, numbers, numbers}, gradient, backend);
+    Backward(function, in, saved, gradient, backend);
   }
   return backend.kernels();
 }

@@ -25,7 +25,8 @@ struct Form {
   bool factor = true;  // whether the gradients of factors and scalars of heads are computed
 };
 
-enum class Passes { kBoth, kForward, kBackward };
+// kTangents: the derivatives of both passes.
+enum class Passes { kBoth, kForward, kBackward, kTangents };
 
 struct LaunchedKernel {
   cuda::KernelName name;

@@ -68,6 +68,8 @@ class OnCuda(TorchDispatchMode):
             for of, value in zip(names, args, strict=False)
         ]
         results = function.redispatch(ON_CUDA, *args, **kwargs)
+        if name.endswith("backward_jvp") and self.dtype is not None:
+            return [result.float() for result in results]
         if not name.endswith("backward"):
             return results
         # The gradients have the order of the arguments, starting with x.

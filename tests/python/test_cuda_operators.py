@@ -1,5 +1,6 @@
 """The GPU operators in the emulator, compared with the CPU operators."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -15,6 +16,7 @@ from test_cli import ROOT
 from test_graph_attention import GRAPHS, csr, graph_inputs, loop, random_rows
 from test_graph_attention import ours as over_edges
 from torch import Tensor
+from torch.func import grad, jvp
 
 import gnomon
 from gnomon.position import (
@@ -196,6 +198,51 @@ def test_as_on_the_cpu(name, dtype):
         scale = value[value.isfinite()].abs().max().clamp(min=0.1).item()
         torch.testing.assert_close(
             ours[what] / scale, value / scale, rtol=0, atol=tolerance, msg=f"{what} of {name}"
+        )
+
+
+@pytest.mark.parametrize(("name", "order"), zip(CASES, itertools.cycle(["reverse", "forward"])))
+def test_derivatives_as_on_the_cpu(name, order):
+    """Forward mode, and products of second derivatives with a direction: reverse over reverse or
+    reverse over forward."""
+    case = CASES[name]
+    torch.manual_seed(0)
+    b, h, g, n, m, d, e = case.shape
+    tokens = {"q": (b, h, n, d), "k": (b, g, m, d), "v": (b, g, m, e)}
+    shapes = tokens | {f"parameter {key}": shape for key, shape in case.parameters.items()}
+    inputs = {key: 0.5 * torch.randn(shape) for key, shape in shapes.items()}
+    u = {key: torch.randn(shape) for key, shape in shapes.items()}
+    d_o, d_lse = torch.randn(b, h, n, e), torch.randn(b, h, n)
+
+    def attend(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(1)  # for random masks
+        options = case.options({key: x[f"parameter {key}"] for key in case.parameters})
+        return gnomon.attention(x["q"], x["k"], x["v"], **options, return_lse=True)
+
+    def loss(x: dict[str, Tensor]) -> Tensor:
+        o, lse = attend(x)
+        return (d_o * o).sum() + (d_lse * lse).sum() + 0.1 * o.square().sum()
+
+    def run() -> dict[str, Tensor]:
+        _, (o, lse) = jvp(attend, (inputs,), (u,))
+        first = {"o": o, "lse": lse}
+        if order == "forward":
+            return first | grad(lambda x: jvp(loss, (x,), (u,))[1])(inputs)
+        leaves = {key: x.clone().requires_grad_() for key, x in inputs.items()}
+        gradients = torch.autograd.grad(loss(leaves), [*leaves.values()], create_graph=True)
+        product = sum((x * u[key]).sum() for key, x in zip(leaves, gradients, strict=True))
+        second = torch.autograd.grad(product, [*leaves.values()])
+        return first | dict(zip(leaves, second, strict=True))
+
+    expected = run()
+    with OnCuda() as mode:
+        ours = run()
+    assert mode.calls["attention_jvp"] == (2 if order == "forward" else 1)
+    assert mode.calls["attention_backward_jvp"] == 1
+    for what, value in expected.items():
+        scale = value.abs().max().clamp(min=1).item()
+        torch.testing.assert_close(
+            ours[what] / scale, value / scale, rtol=0, atol=1e-4, msg=f"{what} of {name}"
         )
 
 

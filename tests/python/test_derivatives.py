@@ -16,7 +16,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 import gnomon
 from gnomon import nn, position, similarity
 
-pytestmark = pytest.mark.cpu("forward mode and second derivatives run only on the CPU")
+on_cpu = pytest.mark.cpu("float64, threads or memory")
 
 
 def directions(inputs, seed=2):
@@ -87,6 +87,7 @@ TERMS = list(zip(SIMILARITIES, itertools.cycle(POSITIONS), strict=False))
 
 
 @pytest.mark.parametrize(("similarity", "position"), TERMS)
+@on_cpu
 def test_derivatives_of_every_term(similarity, position):
     case = small(similarity, position, mask=Mask(causal=position == "t5 past"))
     check(case.ours, case.theirs, case.inputs())
@@ -103,6 +104,7 @@ MASKS = {
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("similarity", ["dot", "laplacian"])
+@on_cpu
 def test_derivatives_with_masks(mask, similarity):
     case = small(similarity, "alibi", batch=2, heads=4, key_heads=2, mask=MASKS[mask])
     check(case.ours, case.theirs, case.inputs())
@@ -217,6 +219,7 @@ def of_call(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
+@on_cpu
 def test_derivatives_by_differences(name):
     call, inputs = of_call(name)
     assert torch.autograd.gradcheck(
@@ -237,6 +240,7 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
+@on_cpu
 def test_derivatives_in_a_graph(name, on_reference):
     q, k, v, indptr, indices = make_graph()
     bias = torch.randn(len(indices), 4, dtype=torch.float64, generator=generator_of(8))
@@ -263,6 +267,7 @@ def test_derivatives_in_a_graph(name, on_reference):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("feature", ["elu", "favor"])
+@on_cpu
 def test_derivatives_of_linear_attention(feature, causal):
     inputs = [x.requires_grad_() for x in make_tokens()]
 
@@ -283,6 +288,7 @@ def test_derivatives_of_linear_attention(feature, causal):
         {"similarity": "umbral", "qk_norm": True, "gate": True, "sink": True},
     ],
 )
+@on_cpu
 def test_derivatives_of_modules(arguments):
     torch.manual_seed(0)
     module = nn.MultiheadAttention(8, 2, **arguments).double()
@@ -303,6 +309,7 @@ def loss(call):
     return lambda q: call(q, k[:1], v[:1]).square().sum()
 
 
+@on_cpu
 def test_transforms_agree():
     q = make_tokens()[0][:1, :, :3]
     f = loss(lambda q, k, v: gnomon.attention(q, k, v, query_offset=0, causal=True))
@@ -414,6 +421,7 @@ def test_gradients_of_part_of_a_jvp(outputs):
 
 @pytest.mark.parametrize("similarity", [None, "umbral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@on_cpu
 def test_derivatives_are_the_same_for_any_number_of_threads(dtype, similarity):
     length = 300 if dtype == torch.float32 else 9  # several tasks per head
     q = torch.randn(1, 1, length, 8, generator=generator_of(5), dtype=dtype)
@@ -437,6 +445,7 @@ def test_derivatives_are_the_same_for_any_number_of_threads(dtype, similarity):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@on_cpu
 def test_compiled(dynamic):
     q = make_tokens()[0][:1]
     f = loss(lambda q, k, v: gnomon.attention(q, k, v, causal=True))
@@ -462,6 +471,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("name", BEYOND)
+@on_cpu
 def test_third_derivatives_are_refused_by_name(name):
     f, who = BEYOND[name]
     q = make_tokens()[0][:1]
@@ -484,6 +494,7 @@ def test_third_derivatives_are_refused_by_name(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("similarity", ["dot", "gaussian"])
+@on_cpu
 def test_memory_is_linear_in_the_length(similarity):
     before = """
 terms = gnomon.similarity.Gaussian(1.0) if sys.argv[1] == "gaussian" else None

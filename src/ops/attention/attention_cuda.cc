@@ -1,7 +1,8 @@
-// The CUDA kernels of attention_forward and attention_backward. Calls in float64 run on the CPU.
+// The CUDA kernels of the attention operators. Calls in float64 run on the CPU.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "cuda/attention.h"
 #include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
+#include "ops/attention/tangent_input.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/cuda_stream.h"
 #include "ops/operators/on_cpu.h"
@@ -106,6 +108,158 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   return gradients;
 }
 
+// The tangents of the arguments as the kernels read them.
+class CudaTangents {
+ public:
+  CudaTangents(const OperatorArguments& a, const Tangents& tangents, const KernelCall<float>& call)
+      : tangents_(a, tangents, call), input_(tangents_.input()) {
+    const at::Tensor queries = tangents_.RelativeQuery(a.x.scalar_type());
+    if (queries.defined()) input_.relative_query = TokenRows<float>(queries);
+  }
+
+  const cuda::Input& input() const { return input_; }
+
+ private:
+  TangentInput<float> tangents_;
+  cuda::Input input_;
+};
+
+// A result that kernels write as contiguous floats.
+class ContiguousResult {
+ public:
+  explicit ContiguousResult(const at::Tensor& result)
+      : result_(result),
+        contiguous_(result.is_contiguous() ? result : at::empty(result.sizes(), result.options())) {
+  }
+  float* data() { return contiguous_.mutable_data_ptr<float>(); }
+  void Finish() {
+    if (!contiguous_.is_same(result_)) result_.copy_(contiguous_);
+  }
+
+ private:
+  at::Tensor result_, contiguous_;
+};
+
+AttentionOperator::JvpOutputs JvpOn(const OperatorArguments& a, const Tangents& tangents,
+                                    cuda::Backend& backend) {
+  CheckCudaTypes(a);
+  const KernelCall<float> call(a);
+  const cuda::Input input = InputOf(call);
+  AttentionOperator::JvpOutputs outputs = EmptyJvpOutputs(a);
+  auto& [o, lse, statistics, o_tangent, lse_tangent] = outputs;
+  if (call.empty()) {
+    Outputs values{o, lse, statistics};
+    FillEmpty(values);
+    o_tangent.zero_();
+    lse_tangent.zero_();
+    return outputs;
+  }
+  const CudaTangents tangent(a, tangents, call);
+  ContiguousResult exact(o);
+  ContiguousResult exact_tangent(o_tangent);
+  cuda::Output output;
+  output.exact_o = exact.data();
+  output.lse = lse.mutable_data_ptr<float>();
+  output.statistics = statistics.mutable_data_ptr<float>();
+  cuda::Forward(call.function(), input, output, backend);
+  cuda::Saved saved;
+  saved.exact_o = output.exact_o;
+  saved.statistics = output.statistics;
+  cuda::ForwardTangents(call.function(), input, tangent.input(), saved,
+                        {exact_tangent.data(), lse_tangent.mutable_data_ptr<float>()}, backend);
+  exact.Finish();
+  exact_tangent.Finish();
+  return outputs;
+}
+
+// The requested gradients, or their tangents.
+class CudaGradients {
+ public:
+  CudaGradients(const OperatorArguments& a, const bool* needed, const KernelCall<float>& call) {
+    AttentionOperator::Needed own;
+    std::copy_n(needed, own.size(), own.begin());
+    any_ = std::any_of(own.begin(), own.end(), [](bool is_needed) { return is_needed; });
+    tensors_ = EmptyGradients({}, a, own);
+    if (call.empty()) {
+      for (at::Tensor& tensor : tensors_) tensor.zero_();
+      return;
+    }
+    NamedGradients<OperatorArguments> of(tensors_);
+    const auto rows = [&](std::string_view name) { return MutableDeviceRows(of(name)); };
+    SetViews<float>(of, call.BiasGradient(MutableData<float>(of("bias"))), rows, gradient_);
+  }
+
+  bool any() const { return any_; }
+  const cuda::Gradient& gradient() const { return gradient_; }
+  void AddTo(std::vector<at::Tensor>& results) const {
+    results.insert(results.end(), tensors_.begin(), tensors_.end());
+  }
+
+ private:
+  bool any_ = false;
+  std::vector<at::Tensor> tensors_;
+  cuda::Gradient gradient_;
+};
+
+std::vector<at::Tensor> BackwardJvpOn(const Cotangents& cotangents, const OperatorArguments& a,
+                                      const Tangents& tangents,
+                                      const AttentionOperator::BothNeeded& needed,
+                                      cuda::Backend& backend) {
+  CheckCudaTypes(a);
+  const KernelCall<float> call(a);
+  const cuda::Input input = InputOf(call);
+  std::vector<at::Tensor> results = EmptyOutputTangents(a, needed.back());
+  const CudaGradients gradients(a, needed.data(), call);
+  const CudaGradients gradient_tangents(a, needed.data() + AttentionOperator::kGradients, call);
+  if (call.empty()) {
+    for (at::Tensor& result : results) result.zero_();
+    gradients.AddTo(results);
+    gradient_tangents.AddTo(results);
+    return results;
+  }
+  const CudaTangents tangent(a, tangents, call);
+  const AttentionShape& n = input.shape;
+  const auto floats = a.x.options().dtype(at::kFloat);
+  at::Tensor o = at::empty({n.batch, n.heads, n.queries, n.value_dim}, floats);
+  at::Tensor statistics = at::empty({3, n.batch, n.heads, n.queries}, floats);
+  cuda::Saved saved;
+  saved.exact_o = o.mutable_data_ptr<float>();
+  saved.statistics = statistics.mutable_data_ptr<float>();
+  cuda::Output output;
+  output.exact_o = o.mutable_data_ptr<float>();
+  output.statistics = statistics.mutable_data_ptr<float>();
+  cuda::Forward(call.function(), input, output, backend);
+  if (needed.back()) {
+    ContiguousResult o_tangent(results[0]);
+    cuda::ForwardTangents(call.function(), input, tangent.input(), saved,
+                          {o_tangent.data(), results[1].mutable_data_ptr<float>()}, backend);
+    o_tangent.Finish();
+  }
+  const at::ScalarType type = a.x.scalar_type();
+  const auto rows = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? WithRows(tensor.to(type)) : tensor;
+  };
+  const at::Tensor d_o = rows(cotangents.d_o);
+  const at::Tensor d_o_tangent = rows(OrUndefined(cotangents.d_o_tangent));
+  const at::Tensor d_lse = Contiguous(cotangents.d_lse);
+  const at::Tensor d_lse_tangent = Contiguous(cotangents.d_lse_tangent);
+  saved.d_o = TokenRows<float>(d_o);
+  saved.d_lse = Data<float>(d_lse);
+  if (gradients.any()) {
+    cuda::Backward(call.function(), input, saved, gradients.gradient(), backend);
+  }
+  if (gradient_tangents.any()) {
+    cuda::CotangentTangents cotangent;
+    if (d_o_tangent.defined()) cotangent.d_o = TokenRows<float>(d_o_tangent);
+    cotangent.d_lse = Data<float>(d_lse_tangent);
+    cuda::BackwardTangents(call.function(), input, tangent.input(), saved, cotangent,
+                           gradient_tangents.gradient(), backend);
+  }
+  gradients.AddTo(results);
+  gradient_tangents.AddTo(results);
+  return results;
+}
+
 Outputs ForwardCuda(const OperatorArguments& a) {
   if (a.x.scalar_type() == at::kDouble) return OnCpu<OperatorArguments>::Forward(a);
   return OnCudaStream(kAttention, a.x,
@@ -120,11 +274,30 @@ std::vector<at::Tensor> BackwardCuda(const SavedOutputs& saved, const OperatorAr
   });
 }
 
+AttentionOperator::JvpOutputs JvpCuda(const OperatorArguments& a, const Tangents& tangents) {
+  if (a.x.scalar_type() == at::kDouble) return OnCpu<OperatorArguments>::Jvp(a, tangents);
+  return OnCudaStream(kAttention, a.x,
+                      [&](cuda::Backend& backend) { return JvpOn(a, tangents, backend); });
+}
+
+std::vector<at::Tensor> BackwardJvpCuda(const Cotangents& cotangents, const OperatorArguments& a,
+                                        const Tangents& tangents,
+                                        const AttentionOperator::BothNeeded& needed) {
+  if (a.x.scalar_type() == at::kDouble) {
+    return OnCpu<OperatorArguments>::BackwardJvp(cotangents, a, tangents, needed);
+  }
+  return OnCudaStream(kAttention, a.x, [&](cuda::Backend& backend) {
+    return BackwardJvpOn(cotangents, a, tangents, needed, backend);
+  });
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
   m.impl("attention_forward", &AttentionOperator::RunForward<ForwardCuda>);
   m.impl("attention_backward", &AttentionOperator::RunBackward<BackwardCuda>);
+  m.impl("attention_jvp", &AttentionOperator::RunJvp<JvpCuda>);
+  m.impl("attention_backward_jvp", &AttentionOperator::RunBackwardJvp<BackwardJvpCuda>);
 }
 
 }  // namespace gnomon

@@ -4,14 +4,13 @@
 #include <gnomon/attention.h>
 
 #include <algorithm>
-#include <deque>
 #include <string_view>
-#include <utility>
 
 #include "core/derivatives.h"
 #include "core/dual_tables.h"
 #include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
+#include "ops/attention/tangent_input.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"
 #include "ops/operators/tensors.h"
@@ -24,40 +23,17 @@ constexpr size_t kGradients = AttentionOperator::kGradients;
 template <class T>
 constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;
 
-// The arguments and their tangents as the kernel reads them. Owns the tensors of the tangents.
+// The arguments and their tangents as the kernel reads them.
 template <class T>
 class TangentCall {
  public:
   TangentCall(const OperatorArguments& a, const Tangents& tangents)
-      : call_(a), tangents_(tangents) {
+      : call_(a), tangents_(a, tangents, call_) {
     if (a.function != "dot") of_.function = FindDualTable<T>(call_.function());
     of_.input = call_.input();
-    AttentionInput<T>& tangent = of_.tangent;
-    SetTokens("x", a.x, tangent.x);
-    SetTokens("y", a.y, tangent.y);
-    SetTokens("v", a.v, tangent.v);
-    tangent.row_scalars = Numbers("row_scalars");
-    tangent.column_scalars = Numbers("column_scalars");
-    tangent.head_scalars = Numbers("head_scalars");
-    tangent.factor = Numbers("factor");
-    tangent.bias = {Numbers("bias"), of_.input.bias.batch_stride, of_.input.bias.layout};
-    direction_ = TangentOf("bias_parameters");
-    if (direction_.defined()) {
-      direction_ = direction_.to(a.bias_parameters->scalar_type());
-      tangent.bias.table =
-          Keep(call_.BiasTangent(direction_).contiguous()).template const_data_ptr<T>();
-    }
-    tangent.key_bias = Numbers("key_bias");
-    tangent.temperature = Numbers("temperature");
-    SetRows("relative_query", tangent.relative.query);
-    SetRows("relative_key", tangent.relative.key);
-    tangent.relative.keys = Numbers("relative_keys");
-    tangent.relative.values = Numbers("relative_values");
-    tangent.relative.queries = Numbers("relative_queries");
-    const at::Tensor pairs = TangentOf("pair_bias");
-    if (!pairs.defined()) return;
-    const at::Tensor& wide = Keep(WithRows(pairs.to(kType<T>)));
-    tangent.pair_bias = {wide.template const_data_ptr<T>(), PairStrides(wide)};
+    of_.tangent = tangents_.input();
+    const at::Tensor queries = tangents_.RelativeQuery(kType<T>);
+    if (queries.defined()) of_.tangent.relative.query = Rows<T>(queries);
   }
 
   AttentionDerivatives<T>& of() { return of_; }
@@ -72,8 +48,9 @@ class TangentCall {
   }
   at::Tensor ParameterGradientTangent(const at::Tensor& d_bias,
                                       const at::Tensor& d_bias_tangent) const {
-    return direction_.defined() ? call_.ParameterGradientTangent(d_bias, d_bias_tangent, direction_)
-                                : call_.ParameterGradient(d_bias_tangent);
+    const at::Tensor& direction = tangents_.direction();
+    return direction.defined() ? call_.ParameterGradientTangent(d_bias, d_bias_tangent, direction)
+                               : call_.ParameterGradient(d_bias_tangent);
   }
 
   void Run() const {
@@ -81,30 +58,8 @@ class TangentCall {
   }
 
  private:
-  at::Tensor TangentOf(std::string_view name) const {
-    return tangents_.empty() ? at::Tensor()
-                             : OrUndefined(tangents_.get(IndexOf<OperatorArguments>(name)));
-  }
-  void SetTokens(std::string_view name, const at::Tensor& tokens, TokensOf<T>& to) {
-    const at::Tensor tangent = TangentOf(name);
-    if (!tangent.defined()) return;
-    to = TokenRows<T>(Keep(WithRows(tangent.to(tokens.scalar_type()))));
-  }
-  void SetRows(std::string_view name, View<const T>& to) {
-    const at::Tensor tangent = TangentOf(name);
-    if (tangent.defined()) to = Rows<T>(Keep(WithRows(tangent.to(kType<T>))));
-  }
-  const T* Numbers(std::string_view name) {
-    const at::Tensor tangent = TangentOf(name);
-    if (!tangent.defined()) return nullptr;
-    return Keep(tangent.to(kType<T>).contiguous()).template const_data_ptr<T>();
-  }
-  const at::Tensor& Keep(at::Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
-
   KernelCall<T> call_;
-  const Tangents& tangents_;
-  std::deque<at::Tensor> kept_;
-  at::Tensor direction_;  // the tangent of the bias parameters
+  TangentInput<T> tangents_;
   AttentionDerivatives<T> of_;
 };
 

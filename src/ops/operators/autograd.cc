@@ -7,20 +7,9 @@
 
 namespace gnomon {
 
-void RefuseOnGpu(const char* operation) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, operation,
-      ": forward-mode and second derivatives are not supported on a GPU; move the tensors to the "
-      "CPU, or implement this attention with PyTorch operators");
-}
-
 TORCH_LIBRARY_IMPL(gnomon, Autograd, m) {
   RegisterAutograd<OperatorArguments>(m);
   RegisterAutograd<GraphArguments>(m);
-}
-
-TORCH_LIBRARY_IMPL(gnomon, CUDA, m) {
-  RegisterCudaRefusal<OperatorArguments>(m);
 }
 
 TORCH_LIBRARY_IMPL(gnomon, Meta, m) {

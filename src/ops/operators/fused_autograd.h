@@ -423,20 +423,6 @@ class RecordedOperator {
   }
 };
 
-[[noreturn]] void RefuseOnGpu(const char* operation);
-
-template <class Arguments>
-typename FusedOperator<Arguments>::JvpOutputs RefuseJvp(const Arguments& /*arguments*/,
-                                                        const Tangents& /*tangents*/) {
-  RefuseOnGpu(Arguments::kOperation);
-}
-template <class Arguments>
-std::vector<at::Tensor> RefuseBackwardJvp(
-    const Cotangents& /*cotangents*/, const Arguments& /*arguments*/, const Tangents& /*tangents*/,
-    const typename FusedOperator<Arguments>::BothNeeded& /*needed*/) {
-  RefuseOnGpu(Arguments::kOperation);
-}
-
 template <class Arguments>
 void RegisterAutograd(torch::Library& m) {
   using Operator = FusedOperator<Arguments>;
@@ -458,15 +444,6 @@ void RegisterMeta(torch::Library& m) {
   m.impl(Operator::Name("_jvp").c_str(), &Operator::template RunJvp<EmptyJvp<Arguments>>);
   m.impl(Operator::Name("_backward_jvp").c_str(),
          &Operator::template RunBackwardJvp<EmptyGradientTangents<Arguments>>);
-}
-
-// The GPU kernels of the derivative operators; they throw c10::NotImplementedError.
-template <class Arguments>
-void RegisterCudaRefusal(torch::Library& m) {
-  using Operator = FusedOperator<Arguments>;
-  m.impl(Operator::Name("_jvp").c_str(), &Operator::template RunJvp<RefuseJvp<Arguments>>);
-  m.impl(Operator::Name("_backward_jvp").c_str(),
-         &Operator::template RunBackwardJvp<RefuseBackwardJvp<Arguments>>);
 }
 
 }  // namespace gnomon
