@@ -104,7 +104,7 @@ void ForwardTangents(const PairFunction& function, const Input& input, const Inp
   DerivativePlan plan(function, input, tangent, backend);
   plan.PrepareRows(/*is_forward=*/true);
   plan.Forward(saved, output);
-  Log("jvp", function, input);
+  Log("jvp", function, input, plan);
 }
 
 void BackwardTangents(const PairFunction& function, const Input& input, const Input& tangent,
@@ -114,7 +114,7 @@ void BackwardTangents(const PairFunction& function, const Input& input, const In
   DerivativePlan plan(function, input, tangent, backend);
   plan.PrepareRows(/*is_forward=*/false);
   plan.Backward(saved, cotangent, gradient);
-  Log("backward jvp", function, input);
+  Log("backward jvp", function, input, plan);
 }
 
 }  // namespace gnomon::cuda

@@ -74,7 +74,7 @@ void DerivativePlan::Backward(const Saved& saved, const CotangentTangents& cotan
   if (sums_heads) {
     p_.d_factor_rows = context_.New<float>(static_cast<size_t>(1 + function_.head_scalars) * rows);
   }
-  p_.largest = context_.New<float>(rows);
+  p_.shift = context_.New<float>(rows);
   p_.inverse = context_.New<float>(rows);
   p_.delta = context_.New<float>(rows);
   p_.tangent.lse = context_.New<float>(rows);
@@ -223,7 +223,7 @@ int DerivativePlan::WordsOfKeys() const {
 int DerivativePlan::WordsOfQueries() const {
   const Constants& c = features_;
   return QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
-                    Int(c.kTemperature), Int(c.kDropout)) +
+                    Int(c.kTemperature), Int(c.kDropout), 0) +
          QueryTangentWords(function_.row_scalars, distance_, Int(c.kTemperature));
 }
 

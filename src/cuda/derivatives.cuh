@@ -326,13 +326,13 @@ GNOMON_DEVICE ScoreTangent ScoreTangentOf(const HeadTerms& head, const HeadTange
   return s;
 }
 
-// An approximation of the tangent of a row's largest score. Sums of weights times tangents of
+// The tangent of the score of a row's top key (see TopKey()), approximately. Sums of weights times tangents of
 // scores use tangents relative to it, because a large common part would leave rounding errors.
 // The columns of the row's token are split among its four lanes.
 template <class F, class C>
 GNOMON_DEVICE float TopTangent(const Parameters& p, const HeadTerms& head, const HeadTangents& of,
                                const Query& query, const QueryTangents& q, float temperature,
-                               float largest, int i) {
+                               float score_shift, int i) {
   const int top = TopKey(p, head, i);
   float g = 0;
   float g_tangent = 0;
@@ -369,9 +369,9 @@ GNOMON_DEVICE float TopTangent(const Parameters& p, const HeadTerms& head, const
   F::Gradient(g, query.a, key.b, head.t, slopes);
   Score score{};
   score.f = F::Value(g, query.a, key.b, head.t);
-  // The added terms follow from the row's largest score.
+  // This key's score is the shift, from which the added terms follow.
   if (C::kTemperature != 0 && temperature != 0) {
-    score.added = largest * kLn2 / temperature - head.factor * score.f;
+    score.added = score_shift * kLn2 / temperature - head.factor * score.f;
   }
   const ScoreTangent tangent = ScoreTangentOf<C>(head, of, q, temperature, score,
                                                  FunctionTangent<F>(slopes, g_tangent, of, q, k),
@@ -527,7 +527,7 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   Query query[2] = {};
   QueryTangents of_query[2] = {};
   float temperature[2] = {1, 1};
-  float largest[2] = {Infinity(), Infinity()};
+  float score_shift[2] = {Infinity(), Infinity()};
   float inverse[2] = {};
   float shift[2];
 #pragma unroll
@@ -538,13 +538,13 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
           p, b, h, [&](const float* from, Int64 n) { return ReadNumber(from, n + rows[r]); });
       const float sum = p.statistics[all + first_row + rows[r]];
       if (sum != 0.0f) {
-        largest[r] = p.statistics[first_row + rows[r]];
+        score_shift[r] = p.statistics[first_row + rows[r]];
         inverse[r] = 1.0f / sum;
         if (C::kTemperature != 0) temperature[r] = p.temperature[first_row + rows[r]];
       }
     }
-    shift[r] = TopTangent<F, C>(p, head, of_head, query[r], of_query[r], temperature[r], largest[r],
-                                rows[r]);
+    shift[r] = TopTangent<F, C>(p, head, of_head, query[r], of_query[r], temperature[r],
+                                score_shift[r], rows[r]);
   }
   float o[GNOMON_SIZE(C::kColumns / 8, 32)][4] = {};
   float mean[2] = {};  // of the scores' tangents relative to `shift`
@@ -613,8 +613,7 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
           float weight = 0;
           float weight_tangent = 0;
           if (score.seen && rows[r] < p.queries) {
-            const float excess = score.value - largest[r];
-            weight = Exp2(excess > 0 ? 0.0f : excess) * inverse[r];
+            weight = Exp2(score.value - score_shift[r]) * inverse[r];
             Derivative slopes{};
             F::Gradient(score.g, query[r].a, key.b, head.t, slopes);
             const float f = FunctionTangent<F>(slopes, t[n][e], of_head, of_query[r], of_key);
@@ -776,36 +775,6 @@ GNOMON_DEVICE void AddRowDifferences(float (&out)[kOutputs][4], float (&weights)
   }
 }
 
-// The queries [low, high) that may form pairs with keys [begin, end) of batch element b. Both ends
-// of a query's key interval are monotonic in the query.
-struct QueryRange {
-  int low, high;
-};
-GNOMON_DEVICE QueryRange QueriesOf(const Parameters& p, const int* lows, const int* highs,
-                                   int begin, int end) {
-  QueryRange range{};
-  int last = p.queries;
-  while (range.low < last) {
-    const int middle = (range.low + last) / 2;
-    if (highs[middle] > begin) {
-      last = middle;
-    } else {
-      range.low = middle + 1;
-    }
-  }
-  range.high = range.low;
-  last = p.queries;
-  while (range.high < last) {
-    const int middle = (range.high + last) / 2;
-    if (lows[middle] >= end) {
-      last = middle;
-    } else {
-      range.high = middle + 1;
-    }
-  }
-  return range;
-}
-
 // The three passes of the derivative of the backward pass. The first computes, for each query, the
 // softmax statistics, lse', delta and delta'. The second owns queries and computes the tangents of
 // the gradients of queries and factors. The third owns keys and computes those of keys, values and
@@ -823,7 +792,7 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
   const int y_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   const int plain_words =
       kKeys ? cuda::QueryWords(F::kRowScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
-                               C::kTemperature, C::kDropout)
+                               C::kTemperature, C::kDropout, 0)
             : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
   const int word_count =
       plain_words + (kKeys
@@ -886,9 +855,9 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
     int own_high = own_count;
     if (kKeys) {
       // Keys that are hidden from the whole batch may contain any values.
-      own_low = p.queries > 0 ? lows[0] : 0;
-      own_high = p.queries > 0 ? highs[p.queries - 1] : 0;
-      const QueryRange range = QueriesOf(p, lows, highs, begin, end);
+      const QueryRange range(p, b, begin, end);
+      own_low = range.own_low;
+      own_high = range.own_high;
       low = range.low;
       high = range.high;
     } else {
@@ -992,10 +961,10 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
           if (kPass == kRowsPass) {
             const float sum = p.statistics[query_rows + row];
             // 2^(s - inf) = 0: a row without keys gets no weights.
-            own_softmax[r].largest = sum == 0.0f ? Infinity() : p.statistics[row];
+            own_softmax[r].shift = sum == 0.0f ? Infinity() : p.statistics[row];
             own_softmax[r].inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
           } else {
-            own_softmax[r] = {p.largest[row], p.inverse[row], p.delta[row]};
+            own_softmax[r] = {p.shift[row], p.inverse[row], p.delta[row]};
           }
           if (C::kTemperature != 0 && own_softmax[r].inverse != 0) {
             own_temperature[r] = p.temperature[row];
@@ -1003,7 +972,7 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
         }
         if (kPass == kRowsPass) {
           shift[r] = TopTangent<F, C>(p, head, of_head, own_query[r], own_query_tangents[r],
-                                      own_temperature[r], own_softmax[r].largest, rows[r]);
+                                      own_temperature[r], own_softmax[r].shift, rows[r]);
         }
       }
       // Sums over the pairs of a row. In the first pass: p s', p dP, p s' dP and p dP', with s'
@@ -1123,8 +1092,7 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
               float u = 0;
               float u_tangent = 0;
               if (score.seen && rows[r] < own_count) {
-                const float excess = score.value - softmax.largest;
-                const float weight = Exp2(excess > 0 ? 0.0f : excess) * softmax.inverse;
+                const float weight = Exp2(score.value - softmax.shift) * softmax.inverse;
                 const DualSlopes<Number> slopes = DualSlopesOf<F, D, Number>(
                     score.g, s_tangents[n][e], head, of_head, query, of_query, key, of_key);
                 const float f_tangent = FunctionTangent<F>(ValuesOf<F>(slopes), s_tangents[n][e],
@@ -1318,7 +1286,7 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
         if (kPass == kRowsPass) {
           const float d_lse = sees && p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
           const float d_lse_tangent = sees && tangent.d_lse != nullptr ? tangent.d_lse[row] : 0.0f;
-          p.largest[row] = own_softmax[r].largest;
+          p.shift[row] = own_softmax[r].shift;
           p.inverse[row] = own_softmax[r].inverse;
           p.delta[row] = by[r][1] - d_lse;
           tangent.lse[row] = sees ? by[r][0] + shift[r] : 0.0f;
