@@ -5,6 +5,7 @@
 //   - bytes are used while an asynchronous copy is in flight, or a block ends before the copy does;
 //   - lanes or threads meet at different places, or some never arrive;
 //   - all blocks that run wait for counts that the others never store;
+//   - two blocks add to a sum without a fence in between;
 //   - ldmatrix or a copy is misaligned, or a copy is too large.
 // It cannot detect its own wrong assumptions about PTX, such as the order of numbers in fragments.
 // It does not emulate performance or, except for additions to sums, weak memory ordering.
