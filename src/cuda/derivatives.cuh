@@ -124,8 +124,9 @@ class WordCopier {
   GNOMON_DEVICE WordCopier(unsigned char* to, int first, int low, int high)
       : to_(to), first_(first), low_(low), high_(high) {}
   GNOMON_DEVICE float operator()(const float* from, Int64 at) const {
-    if (from != nullptr) {
-      CopyWordsByWarp<C>(to_, from + at, first_, C::kStep, low_, high_, warp_);
+    if (from != nullptr && warp_ % C::kWarps == Thread() / 32) {
+      const uint32* const words = reinterpret_cast<const uint32*>(from) + at;
+      CopyWordsByWarp<C>(to_, words + Thread() % 32, first_, low_, high_);
     }
     to_ += 4 * C::kStep;
     ++warp_;
@@ -326,9 +327,9 @@ GNOMON_DEVICE ScoreTangent ScoreTangentOf(const HeadTerms& head, const HeadTange
   return s;
 }
 
-// The tangent of the score of a row's top key (see TopKey()), approximately. Sums of weights times tangents of
-// scores use tangents relative to it, because a large common part would leave rounding errors.
-// The columns of the row's token are split among its four lanes.
+// The tangent of the score of a row's top key (see TopKey()), approximately. Sums of weights times
+// tangents of scores use tangents relative to it, because a large common part would leave rounding
+// errors. The columns of the row's token are split among its four lanes.
 template <class F, class C>
 GNOMON_DEVICE float TopTangent(const Parameters& p, const HeadTerms& head, const HeadTangents& of,
                                const Query& query, const QueryTangents& q, float temperature,
@@ -495,6 +496,7 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   const OwnRows x = own_rows(p.x, at.own[0]);
   const OwnRows x_tangents = own_rows(tangent.x, at.own[1]);
   CopyCommit();
+  const TileWords<F, C, false> key_words(p, b, h);
   const auto copy = [&](int start, int stage) {
     const int other = Fresh(key_head);
     const auto rows = [&](const Array& array, int place, int columns, int padded) {
@@ -510,7 +512,7 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
     rows(tangent.v, at.other[3], p.value_dim, C::kValueDim);
     unsigned char* const words =
         memory + at.words + stage * (word_count + tangent_words) * C::kStep * 4;
-    CopyKeys<F, C>(words, p, b, h, start, low, high);
+    key_words.Copy(words, start, low, high);
     ReadKeyTangents<F, C>(p, b, Fresh(h),
                           WordCopier<C>(words + word_count * C::kStep * 4, start, low, high));
     if (C::kBias == 1) {
@@ -905,6 +907,7 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
       const Array& x_other_tangents = kKeys ? tangent.x : tangent.y;
       const Array& y_others = kKeys ? p.d_o : p.v;
       const Array& y_other_tangents = kKeys ? tangent.d_o : tangent.v;
+      const TileWords<F, C, kKeys> plain_tiles(p, b, h);
       const auto copy = [&](int start, int stage) {
         const int other = Fresh(kKeys ? h : key_head);
         const auto copy_rows = [&](const Array& array, int place, int columns, int padded) {
@@ -920,11 +923,10 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
         copy_rows(y_other_tangents, at.other[3], p.value_dim, C::kValueDim);
         unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
         const WordCopier<C> copier(words + plain_words * C::kStep * 4, start, low, high);
+        plain_tiles.Copy(words, start, low, high);
         if (kKeys) {
-          CopyQueries<F, C>(words, p, b, h, start, low, high);
           ReadQueryTangents<F, C, true>(p, b, Fresh(h), copier);
         } else {
-          CopyKeys<F, C>(words, p, b, h, start, low, high);
           ReadKeyTangents<F, C>(p, b, Fresh(h), copier);
         }
         if (C::kBias == 1) {

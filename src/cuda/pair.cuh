@@ -178,6 +178,21 @@ GNOMON_DEVICE constexpr int WordCount() {
                   : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
 }
 
+// Copies the words of rows [first, first + kStep), with 0 for rows outside [low, high), which are
+// not read. `from`: the word of row 0, plus the lane.
+template <class C>
+GNOMON_DEVICE void CopyWordsByWarp(unsigned char* to, const uint32* from, int first, int low,
+                                   int high) {
+  const int lane = Thread() % 32;
+  const bool inside = first >= low && first + C::kStep <= high;
+#pragma unroll
+  for (int r = 0; r < C::kStep; r += 32) {
+    if (r + 32 > C::kStep && r + lane >= C::kStep) break;
+    const bool exists = inside || (first + r + lane >= low && first + r + lane < high);
+    CopyAsync4(to + 4 * (r + lane), from + (exists ? first + r : low - lane), exists);
+  }
+}
+
 // Copies the words of consecutive tiles: the inputs of KeyOf() or, with `kQueries`, of QueryOf().
 // The warps divide the arrays of words among themselves.
 template <class F, class C, bool kQueries>
@@ -190,13 +205,13 @@ class TileWords {
     });
   }
 
-  // Copies the words of rows first ... first + kStep - 1, with 0 for rows outside [low, high),
-  // which are not read.
+  // Copies the words of rows [first, first + kStep), like CopyWordsByWarp().
   GNOMON_DEVICE void Copy(unsigned char* to, int first, int low, int high) const {
     const int warp = Thread() / 32;
     if (!KeepsAddresses()) {
       ForEachArray(Fresh(h_), [&](int array, const uint32* from) {
-        if (array % C::kWarps == warp) CopyArray(to, array, from, first, low, high);
+        if (array % C::kWarps == warp)
+          CopyWordsByWarp<C>(to + 4 * array * C::kStep, from, first, low, high);
       });
       return;
     }
@@ -204,7 +219,7 @@ class TileWords {
     for (int n = 0; n < DivideUp(WordCount<F, C, kQueries>(), C::kWarps); ++n) {
       const int array = n * C::kWarps + warp;
       if (array < WordCount<F, C, kQueries>()) {
-        CopyArray(to, array, from_[n], first, low, high);
+        CopyWordsByWarp<C>(to + 4 * array * C::kStep, from_[n], first, low, high);
       }
     }
   }
@@ -252,19 +267,6 @@ class TileWords {
     if (C::kKeyBias != 0) add(p_.key_bias, in_heads);
     if (C::kKeyBias == 2) add(p_.key_bias_low, in_heads);
     if (C::kSegments != 0) add(p_.key_segments, static_cast<Int64>(b_) * p_.keys);
-  }
-
-  GNOMON_DEVICE static void CopyArray(unsigned char* to, int array, const uint32* from, int first,
-                                      int low, int high) {
-    const int lane = Thread() % 32;
-    const bool inside = first >= low && first + C::kStep <= high;
-#pragma unroll
-    for (int r = 0; r < C::kStep; r += 32) {
-      if (r + 32 > C::kStep && r + lane >= C::kStep) break;
-      const bool exists = inside || (first + r + lane >= low && first + r + lane < high);
-      CopyAsync4(to + 4 * (array * C::kStep + r + lane), from + (exists ? first + r : low - lane),
-                 exists);
-    }
   }
 
   const Parameters& p_;
