@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+import threading
 import zipfile
 
 import pytest
@@ -449,6 +451,30 @@ def test_a_build_removes_what_killed_builds_left(tmp_path):
             assert work.exists()
     assert list(folder.iterdir()) == [running]
     assert not killed.exists()
+
+
+def test_a_build_leaves_a_folder_that_another_build_has_just_created(tmp_path, monkeypatch):
+    folder = tmp_path / "key"
+    folder.mkdir()
+    create = tempfile.mkdtemp
+
+    def others_build():
+        with build._work_folder(folder):
+            pass
+
+    def create_while_another_build_starts(*arguments, **options):
+        monkeypatch.setattr(tempfile, "mkdtemp", create)
+        work = create(*arguments, **options)
+        thread.start()
+        thread.join(0.3)  # it must wait until the folder is locked
+        return work
+
+    thread = threading.Thread(target=others_build)
+    monkeypatch.setattr(tempfile, "mkdtemp", create_while_another_build_starts)
+    with build._work_folder(folder) as work:
+        thread.join()
+        assert list(folder.iterdir()) == [work]
+    assert not list(folder.iterdir())
 
 
 def test_a_build_without_the_program_says_so(tmp_path, monkeypatch, capfd):
