@@ -195,14 +195,31 @@ def test_documented_pip_commands_work_as_written():
     assert set(re.findall(r"pip install 'gnomon\[(\w+)\]'", page)) == extras
 
 
-def test_a_build_that_sees_no_pytorch_names_all_requirements():
-    environment = {**os.environ, "GNOMON_TORCH_RELEASES": "", "PYTHONPATH": ""}
-    # With -S, Python does not see the installed packages.
-    command = [sys.executable, "-S", str(ROOT / "cmake/torch_requirement.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("name", "folder", "projects"),
+    [("gnomon", ".", "."), ("gnomon-lab", "lab", '-C build-dir="$PWD/build-pip" . ./lab')],
+)
+def test_a_build_that_sees_no_pytorch_names_all_requirements(name, folder, projects, tmp_path):
+    backend = """
+import sys
+from scikit_build_core import build
+sys.modules["torch"] = None
+build.prepare_metadata_for_build_wheel(sys.argv[1])
+"""
+    command = [sys.executable, "-c", backend, str(tmp_path)]
+    environment = {**os.environ, "GNOMON_TORCH_RELEASES": ""}
+    done = subprocess.run(
+        command, cwd=ROOT / folder, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "pip install torch scikit-build-core cmake ninja && " in line
+    assert line == (
+        f"error: {name} is compiled against the installed PyTorch, which is missing or which an "
+        "isolated build cannot see. Run: pip install torch scikit-build-core cmake ninja && pip "
+        f"install --no-build-isolation {projects}"
+    )
+    page = (ROOT / "docs/start/installation.md").read_text(encoding="utf-8")
+    assert f"$ pip install --no-build-isolation {projects}\n" in page
 
 
 def test_the_source_distribution_has_the_files_that_a_build_reads_and_no_others(tmp_path):
