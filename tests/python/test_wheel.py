@@ -486,10 +486,11 @@ def test_a_build_leaves_a_folder_that_another_build_has_just_created(tmp_path, m
         thread.join(0.3)  # it must wait until the folder is locked
         return work
 
-    thread = threading.Thread(target=others_build)
+    thread = threading.Thread(target=others_build, daemon=True)
     monkeypatch.setattr(tempfile, "mkdtemp", create_while_another_build_starts)
     with build._work_folder(folder) as work:
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
         assert list(folder.iterdir()) == [work]
     assert not list(folder.iterdir())
 
