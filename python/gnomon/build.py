@@ -74,11 +74,15 @@ def _configure(sources: pathlib.Path, tree: pathlib.Path, program: bool) -> list
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Locks a folder; the lock of a killed process ends. Raises OSError if it is locked."""
+def _locked(folder: pathlib.Path, wait: bool = False) -> Iterator[None]:
+    """Locks a folder; the lock of a killed process ends.
+
+    Raises:
+        OSError: another process has the lock and `wait` is False, or the folder cannot be locked.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)
@@ -87,14 +91,20 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _work_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary folder in `folder`; removes the temporary folders of killed builds."""
-    for stale in folder.parent.glob("*/build-*"):
-        with contextlib.suppress(OSError), _locked(stale):
-            shutil.rmtree(stale)
-    with contextlib.ExitStack() as stack:
-        work = stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="build-"))
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as guard:
+        # Otherwise another build could remove the new folder before it is locked.
         with contextlib.suppress(OSError):  # some network file systems have no locks
-            stack.enter_context(_locked(pathlib.Path(work)))
-        yield pathlib.Path(work)
+            guard.enter_context(_locked(folder.parent, wait=True))
+        for stale in folder.parent.glob("*/build-*"):
+            with contextlib.suppress(OSError), _locked(stale):
+                shutil.rmtree(stale)
+        work = pathlib.Path(tempfile.mkdtemp(dir=folder, prefix="build-"))
+        with contextlib.suppress(OSError):
+            stack.enter_context(_locked(work))
+        # Removed while it is locked.
+        stack.callback(shutil.rmtree, work)
+        guard.close()
+        yield work
 
 
 def _compile(sources: pathlib.Path, folder: pathlib.Path, program: bool) -> None:

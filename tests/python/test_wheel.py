@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+import threading
 import zipfile
 
 import pytest
@@ -193,14 +195,31 @@ def test_documented_pip_commands_work_as_written():
     assert set(re.findall(r"pip install 'gnomon\[(\w+)\]'", page)) == extras
 
 
-def test_a_build_that_sees_no_pytorch_names_all_requirements():
-    environment = {**os.environ, "GNOMON_TORCH_RELEASES": "", "PYTHONPATH": ""}
-    # With -S, Python does not see the installed packages.
-    command = [sys.executable, "-S", str(ROOT / "cmake/torch_requirement.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("name", "folder", "projects"),
+    [("gnomon", ".", "."), ("gnomon-lab", "lab", '-C build-dir="$PWD/build-pip" . ./lab')],
+)
+def test_a_build_that_sees_no_pytorch_names_all_requirements(name, folder, projects, tmp_path):
+    backend = """
+import sys
+from scikit_build_core import build
+sys.modules["torch"] = None
+build.prepare_metadata_for_build_wheel(sys.argv[1])
+"""
+    command = [sys.executable, "-c", backend, str(tmp_path)]
+    environment = {**os.environ, "GNOMON_TORCH_RELEASES": ""}
+    done = subprocess.run(
+        command, cwd=ROOT / folder, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "pip install torch scikit-build-core cmake ninja && " in line
+    assert line == (
+        f"error: {name} is compiled against the installed PyTorch, which is missing or which an "
+        "isolated build cannot see. Run: pip install torch scikit-build-core cmake ninja && pip "
+        f"install --no-build-isolation {projects}"
+    )
+    page = (ROOT / "docs/start/installation.md").read_text(encoding="utf-8")
+    assert f"$ pip install --no-build-isolation {projects}\n" in page
 
 
 def test_the_source_distribution_has_the_files_that_a_build_reads_and_no_others(tmp_path):
@@ -449,6 +468,31 @@ def test_a_build_removes_what_killed_builds_left(tmp_path):
             assert work.exists()
     assert list(folder.iterdir()) == [running]
     assert not killed.exists()
+
+
+def test_a_build_leaves_a_folder_that_another_build_has_just_created(tmp_path, monkeypatch):
+    folder = tmp_path / "key"
+    folder.mkdir()
+    create = tempfile.mkdtemp
+
+    def others_build():
+        with build._work_folder(folder):
+            pass
+
+    def create_while_another_build_starts(*arguments, **options):
+        monkeypatch.setattr(tempfile, "mkdtemp", create)
+        work = create(*arguments, **options)
+        thread.start()
+        thread.join(0.3)  # it must wait until the folder is locked
+        return work
+
+    thread = threading.Thread(target=others_build, daemon=True)
+    monkeypatch.setattr(tempfile, "mkdtemp", create_while_another_build_starts)
+    with build._work_folder(folder) as work:
+        thread.join(60)
+        assert not thread.is_alive()
+        assert list(folder.iterdir()) == [work]
+    assert not list(folder.iterdir())
 
 
 def test_a_build_without_the_program_says_so(tmp_path, monkeypatch, capfd):
