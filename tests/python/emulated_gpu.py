@@ -40,6 +40,8 @@ class OnCuda(TorchDispatchMode):
     def __init__(self, dtype: torch.dtype | None = torch.float32):
         super().__init__()
         self.dtype = dtype
+        #: Whether gradients are converted to float32, because the tokens were converted.
+        self.rounds = dtype not in (None, torch.float64)
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -68,7 +70,7 @@ class OnCuda(TorchDispatchMode):
             for of, value in zip(names, args, strict=False)
         ]
         results = function.redispatch(ON_CUDA, *args, **kwargs)
-        if name.endswith("backward_jvp") and self.dtype is not None:
+        if name.endswith("backward_jvp") and self.rounds:
             return [result.float() for result in results]
         if not name.endswith("backward"):
             return results
@@ -76,4 +78,4 @@ class OnCuda(TorchDispatchMode):
         own = names[names.index("x") :]
         for of, gradient in zip(own, results, strict=False):
             assert gradient.numel() == 0 or of not in TOKENS or gradient.dtype == dtype, of
-        return results if self.dtype is None else [gradient.float() for gradient in results]
+        return [gradient.float() for gradient in results] if self.rounds else results
