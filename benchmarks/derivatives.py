@@ -72,8 +72,8 @@ def attend_in_graph(
     indices = torch.randint(length, (length * edges,))
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        nodes = (x[0].transpose(0, 1) for x in (q, k, v))
-        return gnomon.graph_attention(*nodes, indptr, indices, similarity=similarity)
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        return gnomon.graph_attention(q, k, v, indptr, indices, similarity=similarity)
 
     return attend
 
