@@ -406,7 +406,7 @@ def attention(
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU
-            (float64: CPU only). k and v must have the same dtype and device. On the CPU, bfloat16
+            (which computes float64 on the CPU). k and v must have the same dtype and device. On the CPU, bfloat16
             and float16 inputs are converted to float32, and the result is rounded. CPUs with native
             bfloat16 instructions multiply in bfloat16 instead, and also round the weights to
             bfloat16. Under torch.autocast, q, k and v are first cast to the autocast dtype, unless

@@ -83,8 +83,8 @@ def graph_attention(
     Velickovic et al. 2018), use Additive(), with target and source scores (N, H, 1) as q and k.
 
     Args:
-        q: (N, H, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU (float64:
-            CPU only). k and v must have the same dtype and device.
+        q: (N, H, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU (which
+            computes float64 on the CPU). k and v must have the same dtype and device.
         k: (Nk, Hkv, D), where Hkv divides H. The key nodes may differ from the query nodes.
         v: (Nk, Hkv, Dv).
         indptr: (N + 1,) non-decreasing integers from 0 to E, a tensor or a list.
@@ -112,7 +112,7 @@ def graph_attention(
     Raises:
         ValueError: an invalid shape or value.
         TypeError: an invalid dtype or device.
-        NotImplementedError: a third derivative, or, on a GPU, a forward-mode or second derivative.
+        NotImplementedError: a third derivative.
 
     Example:
         >>> x = torch.randn(3, 2, 8)  # 3 nodes, 2 heads

@@ -122,11 +122,32 @@ class GraphForwardPass {
     }
     if (pairs_.drops()) pairs_.Drop(part, weights);
     for (int64_t e = part.begin; e < part.end; ++e, weights += n_.heads) {
+      if (HidesHeads(e)) {
+        AddSeenHeads(e, weights, values);
+        continue;
+      }
       AddScaledHeads(n_.key_heads, pairs_.group(), weights, in_.v.row(0, 0, in_.indices[e]),
                      KeySteps(in_.v.stride[1]), n_.value_dim, values, QuerySteps(n_.value_dim));
     }
     for (int64_t h = 0; h < n_.heads; ++h) {
       Largest(sums)[h] = Weight(sums)[h] == 0.0f ? -kInfinity : shifts[h];
+    }
+  }
+
+  // Whether an edge has a bias of -inf for some heads.
+  bool HidesHeads(int64_t e) const {
+    if (in_.edge_bias == nullptr) return false;
+    const float* const bias = in_.edge_bias + e * n_.heads;
+    return std::find(bias, bias + n_.heads, -kInfinity) != bias + n_.heads;
+  }
+
+  // Adds the weighted values of an edge for the heads with a bias above -inf. The others add
+  // nothing, even if the value is not finite.
+  void AddSeenHeads(int64_t e, const float* weights, float* values) const {
+    for (int64_t h = 0; h < n_.heads; ++h) {
+      if (in_.edge_bias[e * n_.heads + h] == -kInfinity) continue;
+      AddScaled(weights[h], in_.v.row(0, h / pairs_.group(), in_.indices[e]), n_.value_dim,
+                values + h * n_.value_dim);
     }
   }
 

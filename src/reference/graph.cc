@@ -76,6 +76,8 @@ void GraphForward(const Table& table, const GraphInput<T>& in, const GraphOutput
       std::fill_n(o, n.value_dim, T(0.0));
       T sum = 0;
       for (int64_t e = 0; e < degree; ++e) {
+        // An edge without weight adds nothing, even if its value is not finite.
+        if (score[e] == -kInfinity) continue;
         const T weight = Exp2(score[e] - largest);
         sum += weight;
         const T kept = weight * problem.Kept(0, h, i, begin + e);

@@ -185,6 +185,18 @@ def test_huge_scores(dtype, offset):
     assert all(x[torch.isfinite(theirs[name])].isfinite().all() for name, x in ours.items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_of_removed_edges_may_be_nan(dtype):
+    q, k, v = torch.randn(3, 3, 2, 4, dtype=dtype)
+    v[2] = math.nan
+    bias = torch.zeros(4, 2, dtype=dtype)
+    bias[1, 0] = -math.inf  # edge (0, 2), only for the first head
+    o = gnomon.graph_attention(q, k, v, *csr([[0, 2], [1], [1]]), edge_bias=bias)
+    torch.testing.assert_close(o[0, 0], v[0, 0])
+    assert o[0, 1].isnan().all()
+    assert o[1:].isfinite().all()
+
+
 def test_isolated_nodes_and_unseen_keys():
     rows = [[], [3, 3], []]
     q, k, v = torch.randn(3, 2, 4), torch.randn(5, 2, 4), torch.randn(5, 2, 4)

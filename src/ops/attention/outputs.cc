@@ -22,15 +22,13 @@ std::tuple<at::Tensor, at::Tensor> AddSink(const at::Tensor& o, const at::Tensor
   // two would give NaN, also in the gradient.
   constexpr double kNothing = -1e30;
   const at::Tensor finite = lse.clamp_min(kNothing);
-  // The weight of the keys is 1 minus that of the sink. at::sigmoid computes its derivative from
-  // its value, which would lose the precision of a small sink weight.
+  // With e = exp(-|lse - sink|), the weight of the keys is 1 or e, divided by 1 + e. Unlike those
+  // of sigmoid, log_sigmoid and logaddexp, second derivatives of these functions keep their digits.
   const at::Tensor margin = finite - score;
-  const at::Tensor log_keys = at::log_sigmoid(margin);
-  const at::Tensor keys = log_keys.exp();
-  // at::logaddexp is not used, because its second derivatives are NaN where one argument is much
-  // larger than the other.
-  const at::Tensor total =
-      at::where(margin >= 0, finite - log_keys, score - at::log_sigmoid(-margin));
+  const at::Tensor is_below = margin >= 0;  // whether the sink is below lse
+  const at::Tensor e = at::where(is_below, -margin, margin).exp();
+  const at::Tensor keys = at::where(is_below, 1.0, e) / (1 + e);
+  const at::Tensor total = at::where(is_below, finite, score) + e.log1p();
   return {(o * keys.unsqueeze(3)).to(o.scalar_type()),
           at::where(total <= kNothing, -std::numeric_limits<double>::infinity(), total)};
 }
