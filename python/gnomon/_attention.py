@@ -406,11 +406,11 @@ def attention(
 
     Args:
         q: (B, H, Lq, D), bfloat16, float16, float32 or float64, on the CPU or an NVIDIA GPU
-            (which computes float64 on the CPU). k and v must have the same dtype and device. On the CPU, bfloat16
-            and float16 inputs are converted to float32, and the result is rounded. CPUs with native
-            bfloat16 instructions multiply in bfloat16 instead, and also round the weights to
-            bfloat16. Under torch.autocast, q, k and v are first cast to the autocast dtype, unless
-            they are float64.
+            (which computes float64 on the CPU). k and v must have the same dtype and device. On the
+            CPU, bfloat16 and float16 inputs are converted to float32, and the result is rounded.
+            CPUs with native bfloat16 instructions multiply in bfloat16 instead, and also round the
+            weights to bfloat16. Under torch.autocast, q, k and v are first cast to the autocast
+            dtype, unless they are float64.
         k: (B, Hkv, Lk, D), where Hkv divides H. Query head h uses key head h // (H / Hkv).
         v: (B, Hkv, Lk, Dv).
         similarity: an object from gnomon.similarity, or a specification such as
