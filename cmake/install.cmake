@@ -151,6 +151,7 @@ function(gnomon_bundle_sources component folder)
     PATTERN "*.in"
     PATTERN "*.md"
     PATTERN licenses EXCLUDE
+    PATTERN studies EXCLUDE
   )
 endfunction()
 
