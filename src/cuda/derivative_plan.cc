@@ -56,24 +56,10 @@ void DerivativePlan::Forward(const Saved& saved, const OutputTangents& out) {
 
 void DerivativePlan::Backward(const Saved& saved, const CotangentTangents& cotangent,
                               const Gradient& gradient) {
-  p_.d_o = ToArray(saved.d_o);
-  p_.d_lse = saved.d_lse;
-  p_.statistics = const_cast<float*>(saved.statistics);
   p_.tangent.d_o = ToArray(cotangent.d_o);
   p_.tangent.d_lse = cotangent.d_lse;
-  p_.d_x = ToArray(gradient.x);
-  p_.d_y = ToArray(gradient.y);
-  p_.d_v = ToArray(gradient.v);
-  p_.d_row = gradient.row_scalars;
-  p_.d_column = gradient.column_scalars;
-  p_.d_temperature = gradient.temperature;
-  p_.d_key_bias = gradient.key_bias;
-  p_.d_pair_bias = ToArray(gradient.pair_bias);
-  const bool sums_heads = gradient.factor != nullptr || gradient.head_scalars != nullptr;
+  const bool sums_heads = SetGradients(saved, gradient);
   const size_t rows = Size(context_.rows());
-  if (sums_heads) {
-    p_.d_factor_rows = context_.New<float>(static_cast<size_t>(1 + function_.head_scalars) * rows);
-  }
   p_.shift = context_.New<float>(rows);
   p_.inverse = context_.New<float>(rows);
   p_.delta = context_.New<float>(rows);

@@ -121,11 +121,9 @@ void Plan::Forward(const Output& out) {
   context_.Launch("merge", merge, Up(context_.rows(), merge.kWarps), 1, 0);
 }
 
-void Plan::Backward(const Saved& saved, const Gradient& gradient) {
+bool Plan::SetGradients(const Saved& saved, const Gradient& gradient) {
   p_.d_o = ToArray(saved.d_o);
   p_.d_lse = saved.d_lse;
-  p_.o = ToArray(saved.o);
-  p_.exact_o = const_cast<float*>(saved.exact_o);
   p_.statistics = const_cast<float*>(saved.statistics);
   p_.d_x = ToArray(gradient.x);
   p_.d_y = ToArray(gradient.y);
@@ -139,6 +137,13 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   if (sums_heads) {
     p_.d_factor_rows = context_.New<float>(Size((1 + function_.head_scalars) * context_.rows()));
   }
+  return sums_heads;
+}
+
+void Plan::Backward(const Saved& saved, const Gradient& gradient) {
+  p_.o = ToArray(saved.o);
+  p_.exact_o = const_cast<float*>(saved.exact_o);
+  const bool sums_heads = SetGradients(saved, gradient);
 
   Constants c = features_;
   c.kParts = 0;

@@ -30,6 +30,9 @@ class Plan {
   const std::string& kernels() const { return context_.kernels(); }
 
  protected:
+  // Sets the parameters that passes with gradients read and write, and allocates the gradients of
+  // factors and head scalars per row. Returns whether these are needed.
+  bool SetGradients(const Saved& saved, const Gradient& gradient);
   int Scalars() const;
   // The number of inputs per pair in addition to tokens, scalars and the offset bias.
   int64_t Terms() const;
