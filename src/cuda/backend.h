@@ -48,13 +48,11 @@ class Backend {
 std::string KernelEntry(const KernelName& kernel);
 
 // The translation unit of a kernel, for NVRTC. Files are included by their path under src
-// ("cuda/forward.cuh", "definitions/dot-inl.h"). There are no other includes, so only
-// KernelSourceFiles() and the definition's file need to be embedded. `structure` and `file` are the
-// struct and the file of the kernel's pair function ("PenumbralLog",
-// "definitions/penumbral-inl.h"); both are ignored if the kernel has none.
+// ("cuda/forward.cuh", "definitions/dot-inl.h"). `structure` and `file` are the struct and the file
+// of the kernel's pair function ("PenumbralLog", "definitions/penumbral-inl.h"); both are ignored
+// if the kernel has none.
 std::string KernelSource(const KernelName& kernel, std::string_view structure,
                          std::string_view file);
-const std::vector<std::string>& KernelSourceFiles();
 
 // NVRTC options except the architecture. Multiply-adds are fused only where the source requests it,
 // so that all kernels compute bitwise identical scores.

@@ -96,25 +96,6 @@ std::string KernelSource(const KernelName& kernel, std::string_view structure,
   return text;
 }
 
-const std::vector<std::string>& KernelSourceFiles() {
-  static const std::vector<std::string> kFiles = {"base/derived_gradient-inl.h",
-                                                  "base/most_bias.h",
-                                                  "base/near_share.h",
-                                                  "cuda/backward.cuh",
-                                                  "cuda/constants.h",
-                                                  "cuda/derivatives.cuh",
-                                                  "cuda/forward.cuh",
-                                                  "cuda/one_pass.cuh",
-                                                  "cuda/pair.cuh",
-                                                  "cuda/parameters.h",
-                                                  "cuda/primitives.cuh",
-                                                  "cuda/relative.cuh",
-                                                  "cuda/rows.cuh",
-                                                  "cuda/tables.cuh",
-                                                  "cuda/tiles.cuh"};
-  return kFiles;
-}
-
 const std::vector<std::string>& KernelCompilerOptions() {
   static const std::vector<std::string> kOptions = {"-std=c++20", "-default-device", "-fmad=false",
                                                     "-prec-div=false", "-prec-sqrt=false"};
