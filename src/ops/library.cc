@@ -406,7 +406,6 @@ void ForCompositions(const Add& add) {
   add("module_learned(str similarity, str position, int num_heads, int head_dim, int value_dim, "
       "Tensor[] tensors) -> (str[] names, Tensor[] values, Tensor[] starts)",
       LearnedOfModule);
-  add("learned_number(Tensor start, Tensor theta) -> Tensor", LearnedNumber);
   // Answers a question about specifications (Query).
   add("query(str question, str arguments) -> str", Query);
   add("load_terms(str path) -> str[]", LoadTerms);

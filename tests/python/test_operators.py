@@ -291,7 +291,6 @@ COMPOSITE_CHECKS = {
         ops.lorentz_centroid,
         (q, torch.rand(2, requires_grad=True), 1.0),
     ),
-    "learned_number": lambda q: (ops.learned_number, (q, q.detach())),
     "add_sink": lambda q: (
         ops.add_sink,
         (q, torch.randn(1, 2, 9, requires_grad=True), torch.zeros(2, requires_grad=True)),
