@@ -112,8 +112,8 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
 class CudaTangents {
  public:
   CudaTangents(const OperatorArguments& a, const Tangents& tangents, const KernelCall<float>& call)
-      : tangents_(a, tangents, call), input_(tangents_.input()) {
-    const at::Tensor queries = tangents_.RelativeQuery(a.x.scalar_type());
+      : tangents_(a, tangents, call, a.x.scalar_type()), input_(tangents_.input()) {
+    const at::Tensor& queries = tangents_.relative_query();
     if (queries.defined()) input_.relative_query = TokenRows<float>(queries);
   }
 

@@ -91,6 +91,7 @@ class DualCall {
     input_.tolerance = in.tolerance;
     input_.query_positions = in.query_positions;
     input_.key_positions = in.key_positions;
+    of_.Done();
   }
 
   // Not copyable, because input_ points into this object.
@@ -131,29 +132,27 @@ class DualCall {
     if (!d_parameters.defined()) return;
     const at::Tensor values = ValuePart(d_bias).contiguous();
     const at::Tensor tangents = TangentPart(d_bias).contiguous();
-    const at::Tensor& direction = of_.tangent("bias_parameters");
     ValuePart(d_parameters).copy_(call_.ParameterGradient(values));
     TangentPart(d_parameters)
-        .copy_(direction.defined()
-                   ? call_.ParameterGradientTangent(values, tangents, direction.to(at::kDouble))
-                   : call_.ParameterGradient(tangents));
+        .copy_(direction_.defined() ? call_.ParameterGradientTangent(values, tangents, direction_)
+                                    : call_.ParameterGradient(tangents));
   }
 
  private:
   void SetBias(const AttentionInput<double>& in) {
+    direction_ = of_.tangent("bias_parameters");
+    if (direction_.defined()) direction_ = direction_.to(at::kDouble);
     if (in.bias.table == nullptr) return;
-    const at::Tensor& direction = of_.tangent("bias_parameters");
-    bias_ = wide_.bias ? of_("bias")
-            : direction.defined()
-                ? Duals(call_.bias(), call_.BiasTangent(direction.to(at::kDouble)))
-                : Duals(call_.bias(), at::Tensor());
+    bias_ = wide_.bias             ? of_("bias")
+            : direction_.defined() ? Duals(call_.bias(), call_.BiasTangent(direction_))
+                                   : Duals(call_.bias(), at::Tensor());
     input_.bias = {DualData(bias_), in.bias.batch_stride, in.bias.layout};
   }
 
   OperatorArguments wide_;
   KernelCall<double> call_;
   NamedDuals<OperatorArguments> of_;
-  at::Tensor bias_, key_bias_low_, key_bias_base_;
+  at::Tensor direction_, bias_, key_bias_low_, key_bias_base_;
   AttentionInput<Dual> input_;
 };
 

@@ -4,7 +4,6 @@
 #include <gnomon/attention.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "core/derivatives.h"
 #include "core/dual_tables.h"
@@ -13,6 +12,7 @@
 #include "ops/attention/tangent_input.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"
+#include "ops/operators/tangent_tensors.h"
 #include "ops/operators/tensors.h"
 
 namespace gnomon {
@@ -28,11 +28,11 @@ template <class T>
 class TangentCall {
  public:
   TangentCall(const OperatorArguments& a, const Tangents& tangents)
-      : call_(a), tangents_(a, tangents, call_) {
+      : call_(a), tangents_(a, tangents, call_, kType<T>) {
     if (a.function != "dot") of_.function = FindDualTable<T>(call_.function());
     of_.input = call_.input();
     of_.tangent = tangents_.input();
-    const at::Tensor queries = tangents_.RelativeQuery(kType<T>);
+    const at::Tensor& queries = tangents_.relative_query();
     if (queries.defined()) of_.tangent.relative.query = Rows<T>(queries);
   }
 
@@ -54,7 +54,7 @@ class TangentCall {
   }
 
   void Run() const {
-    Translate([&] { DifferentiateAttention(of_, TorchExecutor()); });
+    Translate([&] { DifferentiateAttention(call_.function(), of_, TorchExecutor()); });
   }
 
  private:
@@ -102,13 +102,6 @@ class GradientTensors {
 };
 
 template <class T>
-bool HasTable(std::string_view name) {
-  bool has_table = false;
-  Translate([&] { has_table = FindDualTable<T>(FindPairFunction(name)) != nullptr; });
-  return has_table;
-}
-
-template <class T>
 std::optional<AttentionOperator::JvpOutputs> Jvp(const OperatorArguments& a,
                                                  const Tangents& tangents) {
   TangentCall<T> call(a, tangents);
@@ -143,18 +136,8 @@ std::optional<std::vector<at::Tensor>> BackwardJvp(const Cotangents& cotangents,
   }
   of.o_tangent = MutableRows<T>(results[0]);
   of.lse_tangent = MutableData<T>(results[1]);
-  const auto wide = [](const OptionalTensor& tensor) {
-    return tensor ? tensor->to(kType<T>) : at::Tensor();
-  };
-  const at::Tensor d_o = WithRows(wide(cotangents.d_o));
-  at::Tensor d_o_tangent = wide(cotangents.d_o_tangent);
-  if (d_o_tangent.defined()) d_o_tangent = WithRows(d_o_tangent);
-  const at::Tensor d_lse = Contiguous(AsOptional(wide(cotangents.d_lse)));
-  const at::Tensor d_lse_tangent = Contiguous(AsOptional(wide(cotangents.d_lse_tangent)));
-  of.d_o = Rows<T>(d_o);
-  if (d_o_tangent.defined()) of.d_o_tangent = Rows<T>(d_o_tangent);
-  of.d_lse = Data<T>(d_lse);
-  of.d_lse_tangent = Data<T>(d_lse_tangent);
+  const CotangentRows<T> rows(cotangents);
+  rows.SetViews(Rows<T>, of);
   GradientTensors<T> gradients(a, needed.data(), call, of.gradient);
   GradientTensors<T> gradient_tangents(a, needed.data() + kGradients, call, of.gradient_tangent);
   at::Tensor d_table;
@@ -187,7 +170,7 @@ bool IsDouble(const OperatorArguments& a) { return a.x.scalar_type() == at::kDou
 }  // namespace
 
 bool HasFusedDerivatives(const OperatorArguments& a) {
-  return (IsDouble(a) ? HasTable<double> : HasTable<float>)(a.function);
+  return (IsDouble(a) ? HasDualTable<double> : HasDualTable<float>)(a.function);
 }
 
 std::optional<AttentionOperator::JvpOutputs> FusedJvp(const OperatorArguments& a,

@@ -5,13 +5,12 @@
 #include <ATen/ATen.h>
 #include <gnomon/attention.h>
 
-#include <deque>
 #include <string_view>
-#include <utility>
 
 #include "ops/attention/kernel_call.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/kernel_arguments.h"
+#include "ops/operators/tangent_tensors.h"
 
 namespace gnomon {
 
@@ -19,71 +18,63 @@ namespace gnomon {
 template <class T>
 class TangentInput {
  public:
-  TangentInput(const OperatorArguments& a, const Tangents& tangents, const KernelCall<T>& call)
+  // The tangent of the relative query gets the type `query_type`, because kernels differ in it.
+  TangentInput(const OperatorArguments& a, const Tangents& tangents, const KernelCall<T>& call,
+               at::ScalarType query_type)
       : tangents_(tangents) {
     SetTokens("x", a.x, input_.x);
     SetTokens("y", a.y, input_.y);
     SetTokens("v", a.v, input_.v);
-    input_.row_scalars = Numbers("row_scalars");
-    input_.column_scalars = Numbers("column_scalars");
-    input_.head_scalars = Numbers("head_scalars");
-    input_.factor = Numbers("factor");
+    input_.row_scalars = tangents_.Numbers<T>("row_scalars");
+    input_.column_scalars = tangents_.Numbers<T>("column_scalars");
+    input_.head_scalars = tangents_.Numbers<T>("head_scalars");
+    input_.factor = tangents_.Numbers<T>("factor");
     const Bias<const T> bias = call.input().bias;
-    input_.bias = {Numbers("bias"), bias.batch_stride, bias.layout};
-    direction_ = Of("bias_parameters");
+    input_.bias = {tangents_.Numbers<T>("bias"), bias.batch_stride, bias.layout};
+    direction_ = tangents_("bias_parameters");
     if (direction_.defined()) {
       direction_ = direction_.to(a.bias_parameters->scalar_type());
       input_.bias.table =
-          Keep(call.BiasTangent(direction_).contiguous()).template const_data_ptr<T>();
+          tangents_.Keep(call.BiasTangent(direction_).contiguous()).template const_data_ptr<T>();
     }
-    input_.key_bias = Numbers("key_bias");
-    input_.temperature = Numbers("temperature");
-    input_.relative.keys = Numbers("relative_keys");
-    input_.relative.values = Numbers("relative_values");
-    input_.relative.queries = Numbers("relative_queries");
-    const at::Tensor keys = Of("relative_key");
-    if (keys.defined()) input_.relative.key = Rows<T>(Keep(WithRows(keys.to(kType))));
-    const at::Tensor pairs = Of("pair_bias");
-    if (!pairs.defined()) return;
-    const at::Tensor& wide = Keep(WithRows(pairs.to(kType)));
-    input_.pair_bias = {wide.template const_data_ptr<T>(), PairStrides(wide)};
+    input_.key_bias = tangents_.Numbers<T>("key_bias");
+    input_.temperature = tangents_.Numbers<T>("temperature");
+    input_.relative.keys = tangents_.Numbers<T>("relative_keys");
+    input_.relative.values = tangents_.Numbers<T>("relative_values");
+    input_.relative.queries = tangents_.Numbers<T>("relative_queries");
+    const at::Tensor keys = tangents_("relative_key");
+    if (keys.defined()) input_.relative.key = Rows<T>(tangents_.Keep(WithRows(keys.to(kType))));
+    const at::Tensor pairs = tangents_("pair_bias");
+    if (pairs.defined()) {
+      const at::Tensor& wide = tangents_.Keep(WithRows(pairs.to(kType)));
+      input_.pair_bias = {wide.template const_data_ptr<T>(), PairStrides(wide)};
+    }
+    const at::Tensor queries = tangents_("relative_query");
+    if (queries.defined()) relative_query_ = WithRows(queries.to(query_type));
+    tangents_.Done();
   }
 
   TangentInput(const TangentInput&) = delete;
   TangentInput& operator=(const TangentInput&) = delete;
 
-  // Without relative.query, because kernels differ in its type.
+  // Without relative.query.
   const AttentionInput<T>& input() const { return input_; }
-  // The tangent of the relative query in the given type, with contiguous rows; may be undefined.
-  at::Tensor RelativeQuery(at::ScalarType type) {
-    const at::Tensor queries = Of("relative_query");
-    return queries.defined() ? Keep(WithRows(queries.to(type))) : queries;
-  }
+  // The tangent of the relative query, with contiguous rows; undefined if it is 0.
+  const at::Tensor& relative_query() const { return relative_query_; }
   // The tangent of the bias parameters; undefined if it is 0.
   const at::Tensor& direction() const { return direction_; }
 
  private:
   static constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;
 
-  at::Tensor Of(std::string_view name) const {
-    return tangents_.empty() ? at::Tensor()
-                             : OrUndefined(tangents_.get(IndexOf<OperatorArguments>(name)));
-  }
   void SetTokens(std::string_view name, const at::Tensor& tokens, TokensOf<T>& to) {
-    const at::Tensor tangent = Of(name);
+    const at::Tensor tangent = tangents_(name);
     if (!tangent.defined()) return;
-    to = TokenRows<T>(Keep(WithRows(tangent.to(tokens.scalar_type()))));
+    to = TokenRows<T>(tangents_.Keep(WithRows(tangent.to(tokens.scalar_type()))));
   }
-  const T* Numbers(std::string_view name) {
-    const at::Tensor tangent = Of(name);
-    if (!tangent.defined()) return nullptr;
-    return Keep(tangent.to(kType).contiguous()).template const_data_ptr<T>();
-  }
-  const at::Tensor& Keep(at::Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
 
-  const Tangents& tangents_;
-  std::deque<at::Tensor> kept_;
-  at::Tensor direction_;
+  NamedTangents<OperatorArguments> tangents_;
+  at::Tensor direction_, relative_query_;
   AttentionInput<T> input_;
 };
 

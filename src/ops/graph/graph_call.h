@@ -77,8 +77,8 @@ struct GraphCall {
 };
 
 // Views of all gradients.
-template <class T>
-GraphGradient<T> GradientViews(NamedGradients<GraphArguments>& of) {
+template <class T, class Gradients>
+GraphGradient<T> GradientViews(Gradients& of) {
   GraphGradient<T> gradient;
   gradient.x = MutableNodes<T>(of("x"));
   gradient.y = MutableNodes<T>(of("y"));
@@ -88,7 +88,7 @@ GraphGradient<T> GradientViews(NamedGradients<GraphArguments>& of) {
   gradient.head_scalars = MutableData<T>(of("head_scalars"));
   gradient.factor = MutableData<T>(of("factor"));
   gradient.edge_bias = MutableData<T>(of("edge_bias"));
-  of.Done();
+  if constexpr (requires { of.Done(); }) of.Done();
   return gradient;
 }
 

@@ -5,10 +5,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <deque>
 #include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/derivatives.h"
@@ -19,6 +17,7 @@
 #include "ops/operators/executor.h"
 #include "ops/operators/graph_operators.h"
 #include "ops/operators/kernel_arguments.h"
+#include "ops/operators/tangent_tensors.h"
 
 namespace gnomon {
 namespace {
@@ -32,6 +31,15 @@ View<const Dual> ConstNodes(const at::Tensor& duals) {
   const View<Dual> nodes = DualNodes(duals);
   return {nodes.data, nodes.stride};
 }
+
+}  // namespace
+
+template <>
+View<Dual> MutableNodes<Dual>(at::Tensor& duals) {
+  return DualNodes(duals);
+}
+
+namespace {
 
 // The operator's arguments and their tangents. Owns the tensors to which its views point.
 class DualGraph {
@@ -52,6 +60,7 @@ class DualGraph {
     input_.head_scalars = DualData(of_("head_scalars"));
     input_.factor = DualData(of_("factor"));
     input_.edge_bias = DualData(of_("edge_bias"));
+    of_.Done();
     input_.dropout = DropoutOf(a);
   }
 
@@ -70,15 +79,7 @@ class DualGraph {
 
   void RunBackward(const DualOutputs& results, const at::Tensor& d_o, const at::Tensor& d_lse,
                    DualGradients<GraphArguments>& of) const {
-    GraphGradient<Dual> gradient;
-    gradient.x = DualNodes(of("x"));
-    gradient.y = DualNodes(of("y"));
-    gradient.v = DualNodes(of("v"));
-    gradient.row_scalars = DualData(of("row_scalars"));
-    gradient.column_scalars = DualData(of("column_scalars"));
-    gradient.head_scalars = DualData(of("head_scalars"));
-    gradient.factor = DualData(of("factor"));
-    gradient.edge_bias = DualData(of("edge_bias"));
+    const auto gradient = GradientViews<Dual>(of);
     const GraphBackwardInput<Dual> saved{ConstNodes(results.o), DualData(results.lse),
                                          ConstNodes(d_o), DualData(d_lse),
                                          DualData(results.statistics)};
@@ -106,11 +107,12 @@ class TangentGraph {
     tangent.x = Rows("x");
     tangent.y = Rows("y");
     tangent.v = Rows("v");
-    tangent.row_scalars = Numbers("row_scalars");
-    tangent.column_scalars = Numbers("column_scalars");
-    tangent.head_scalars = Numbers("head_scalars");
-    tangent.factor = Numbers("factor");
-    tangent.edge_bias = Numbers("edge_bias");
+    tangent.row_scalars = tangents_.Numbers<T>("row_scalars");
+    tangent.column_scalars = tangents_.Numbers<T>("column_scalars");
+    tangent.head_scalars = tangents_.Numbers<T>("head_scalars");
+    tangent.factor = tangents_.Numbers<T>("factor");
+    tangent.edge_bias = tangents_.Numbers<T>("edge_bias");
+    tangents_.Done();
   }
 
   GraphDerivatives<T>& of() { return of_; }
@@ -120,27 +122,14 @@ class TangentGraph {
   }
 
  private:
-  static constexpr at::ScalarType kType = c10::CppTypeToScalarType<T>::value;
-
-  at::Tensor TangentOf(std::string_view name) const {
-    return tangents_.empty() ? at::Tensor()
-                             : OrUndefined(tangents_.get(IndexOf<GraphArguments>(name)));
-  }
   View<const T> Rows(std::string_view name) {
-    const at::Tensor tangent = TangentOf(name);
+    const at::Tensor tangent = tangents_(name);
     if (!tangent.defined() || tangent.numel() == 0) return {};
-    return Nodes<T>(Keep(WithRows(tangent.to(kType))));
+    return Nodes<T>(tangents_.Keep(WithRows(tangent.to(c10::CppTypeToScalarType<T>::value))));
   }
-  const T* Numbers(std::string_view name) {
-    const at::Tensor tangent = TangentOf(name);
-    if (!tangent.defined()) return nullptr;
-    return Keep(tangent.to(kType).contiguous()).template const_data_ptr<T>();
-  }
-  const at::Tensor& Keep(at::Tensor tensor) { return kept_.emplace_back(std::move(tensor)); }
 
   GraphCall call_;
-  const Tangents& tangents_;
-  std::deque<at::Tensor> kept_;
+  NamedTangents<GraphArguments> tangents_;
   GraphDerivatives<T> of_;
 };
 
@@ -170,18 +159,8 @@ std::optional<std::vector<at::Tensor>> FusedGraphBackwardJvp(
   std::vector<at::Tensor> results = EmptyOutputTangents(a, needed.back());
   of.o_tangent = MutableNodes<T>(results[0]);
   of.lse_tangent = MutableData<T>(results[1]);
-  const auto wide = [](const OptionalTensor& tensor) {
-    return tensor ? tensor->to(c10::CppTypeToScalarType<T>::value) : at::Tensor();
-  };
-  const at::Tensor d_o = WithRows(wide(cotangents.d_o));
-  at::Tensor d_o_tangent = wide(cotangents.d_o_tangent);
-  if (d_o_tangent.defined()) d_o_tangent = WithRows(d_o_tangent);
-  const at::Tensor d_lse = Contiguous(AsOptional(wide(cotangents.d_lse)));
-  const at::Tensor d_lse_tangent = Contiguous(AsOptional(wide(cotangents.d_lse_tangent)));
-  of.d_o = Nodes<T>(d_o);
-  if (d_o_tangent.defined()) of.d_o_tangent = Nodes<T>(d_o_tangent);
-  of.d_lse = Data<T>(d_lse);
-  of.d_lse_tangent = Data<T>(d_lse_tangent);
+  const CotangentRows<T> rows(cotangents);
+  rows.SetViews(Nodes<T>, of);
   for (const bool is_tangent : {false, true}) {
     GraphOperator::Needed own;
     std::copy_n(needed.begin() + (is_tangent ? own.size() : 0), own.size(), own.begin());
@@ -197,17 +176,9 @@ std::optional<std::vector<at::Tensor>> FusedGraphBackwardJvp(
   return results;
 }
 
-// Whether the fused kernel supports a call: its pair function must have a table of dual functions.
-template <class T>
-bool HasTableFor(const GraphArguments& a) {
-  bool has_table = false;
-  Translate([&] { has_table = FindDualTable<T>(FindPairFunction(a.function)) != nullptr; });
-  return has_table;
-}
-
 GraphOperator::JvpOutputs GraphJvpCpu(const GraphArguments& a, const Tangents& tangents) {
   const bool is_double = a.x.scalar_type() == at::kDouble;
-  if (is_double ? HasTableFor<double>(a) : HasTableFor<float>(a)) {
+  if (is_double ? HasDualTable<double>(a.function) : HasDualTable<float>(a.function)) {
     const auto outputs = (is_double ? FusedGraphJvp<double> : FusedGraphJvp<float>)(a, tangents);
     if (outputs) return *outputs;
   }
@@ -218,7 +189,7 @@ std::vector<at::Tensor> GraphBackwardJvpCpu(const Cotangents& cotangents, const 
                                             const Tangents& tangents,
                                             const GraphOperator::BothNeeded& needed) {
   const bool is_double = a.x.scalar_type() == at::kDouble;
-  if (is_double ? HasTableFor<double>(a) : HasTableFor<float>(a)) {
+  if (is_double ? HasDualTable<double>(a.function) : HasDualTable<float>(a.function)) {
     const auto results =
         (is_double ? FusedGraphBackwardJvp<double>
                    : FusedGraphBackwardJvp<float>)(cotangents, a, tangents, needed);

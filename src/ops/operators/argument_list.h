@@ -509,6 +509,32 @@ size_t IndexOf(std::string_view name) {
   return n;
 }
 
+// Records the names of differentiable arguments under which a kernel has accessed their gradients
+// or tangents, so that none is forgotten.
+template <class Arguments>
+class AccessedNames {
+ public:
+  size_t Index(std::string_view name) {
+    const size_t n = IndexOf<Arguments>(name);
+    accessed_.at(n) = true;
+    return n;
+  }
+
+  // Throws if there is an argument with exists(n) whose index was not requested. `what` is
+  // "gradient" or "tangent".
+  template <class Exists>
+  void CheckAll(const char* what, const Exists& exists) const {
+    static constexpr auto kFields = Arguments::Fields();
+    for (size_t n = 0; n < accessed_.size(); ++n) {
+      TORCH_CHECK_NOT_IMPLEMENTED(accessed_[n] || !exists(n), Arguments::kOperation, ": the ", what,
+                                  " of ", kFields[n].name, " is not available on this device");
+    }
+  }
+
+ private:
+  std::array<bool, FusedOperator<Arguments>::kGradients> accessed_ = {};
+};
+
 // The gradients of a backward pass, by argument name. They start uninitialised, so Done() throws
 // unless every needed gradient has been accessed.
 template <class Arguments>
@@ -516,25 +542,24 @@ class NamedGradients {
  public:
   explicit NamedGradients(std::vector<at::Tensor>& gradients) : gradients_(gradients) {}
 
-  at::Tensor& operator()(std::string_view name) {
-    const size_t n = IndexOf<Arguments>(name);
-    taken_.at(n) = true;
-    return gradients_[n];
-  }
+  at::Tensor& operator()(std::string_view name) { return gradients_[accessed_.Index(name)]; }
 
   void Done() const {
-    static constexpr auto kFields = Arguments::Fields();
-    for (size_t n = 0; n < taken_.size(); ++n) {
-      TORCH_CHECK_NOT_IMPLEMENTED(taken_[n] || gradients_[n].numel() == 0, Arguments::kOperation,
-                                  ": the gradient of ", kFields[n].name, " is not available on ",
-                                  gradients_[n].device());
-    }
+    accessed_.CheckAll("gradient", [&](size_t n) { return gradients_[n].numel() > 0; });
   }
 
  private:
   std::vector<at::Tensor>& gradients_;
-  std::array<bool, FusedOperator<Arguments>::kGradients> taken_ = {};
+  AccessedNames<Arguments> accessed_;
 };
+
+// Throws unless the list is empty or has an entry for each differentiable argument.
+template <class Arguments>
+void CheckTangentCount(const Tangents& tangents) {
+  constexpr size_t kGradients = FusedOperator<Arguments>::kGradients;
+  TORCH_CHECK_VALUE(tangents.empty() || tangents.size() == kGradients, "gnomon: tangents has ",
+                    tangents.size(), " tensors; expected ", kGradients);
+}
 
 // The names and axes of the tensors that the forward operator takes and returns.
 template <class Arguments>

@@ -76,25 +76,25 @@ template <class Arguments>
 class NamedDuals {
  public:
   NamedDuals(const Arguments& arguments, const Tangents& tangents) {
-    constexpr size_t kGradients = FusedOperator<Arguments>::kGradients;
-    TORCH_CHECK_VALUE(tangents.empty() || tangents.size() == kGradients, "gnomon: tangents has ",
-                      tangents.size(), " tensors; expected ", kGradients);
+    CheckTangentCount<Arguments>(tangents);
     FusedOperator<Arguments>::ForEachTensor(arguments, [&](size_t n, const OptionalTensor& tensor) {
-      if (n >= kGradients) return;
+      if (n >= FusedOperator<Arguments>::kGradients) return;
       tangents_.push_back(tangents.empty() ? at::Tensor() : OrUndefined(tangents.get(n)));
       duals_.push_back(Duals(OrUndefined(tensor), tangents_.back()));
     });
   }
 
-  const at::Tensor& operator()(std::string_view name) const {
-    return duals_[IndexOf<Arguments>(name)];
-  }
-  const at::Tensor& tangent(std::string_view name) const {
-    return tangents_[IndexOf<Arguments>(name)];
+  const at::Tensor& operator()(std::string_view name) { return duals_[accessed_.Index(name)]; }
+  const at::Tensor& tangent(std::string_view name) { return tangents_[accessed_.Index(name)]; }
+
+  // Throws unless every argument with a tangent has been accessed.
+  void Done() const {
+    accessed_.CheckAll("tangent", [&](size_t n) { return tangents_[n].defined(); });
   }
 
  private:
   std::vector<at::Tensor> tangents_, duals_;
+  AccessedNames<Arguments> accessed_;
 };
 
 // Gradients as dual numbers, by name; undefined where neither value nor tangent is needed.
