@@ -71,12 +71,13 @@ std::string DescribeCall(const PairFunction& function, const AttentionInput<Numb
   add(mask.pairs.data != nullptr, "mask");
   add(in.query_positions != nullptr, "positions");
   add(in.bias.table != nullptr, "bias");
-  add(in.key_bias != nullptr, "key bias");
+  add(in.key_bias != nullptr, in.key_bias_base == nullptr ? "key bias" : "key bias in two parts");
   add(in.pair_bias.data != nullptr, "pair bias");
   add(in.relative.keys != nullptr, "relative keys");
   add(in.relative.queries != nullptr, "relative queries");
   add(in.relative.values != nullptr, "relative values");
   add(in.temperature != nullptr, "temperature");
+  add(in.softcap > 0, "soft cap");
   add(in.dropout.rate > 0, "dropout");
   return text;
 }

@@ -9,6 +9,7 @@
 #include "base/call_log.h"
 #include "base/pair_count.h"
 #include "base/visible_keys.h"
+#include "core/derivatives.h"
 #include "core/engine.h"
 #include "core/targets.h"
 #include "core/with_statistics.h"
@@ -227,6 +228,16 @@ void RunLogged(const char* operation, const PairFunction& function, const Attent
   LogCall(kind, DescribeSizes(in.shape));
 }
 
+template <class T>
+void DifferentiateWith(const PairFunction& function, const AttentionDerivatives<T>& of,
+                       const Executor& executor) {
+  Check(function, of.input);
+  ChooseTargetOnce();
+  const bool is_jvp = of.output.lse != nullptr;
+  RunLogged(is_jvp ? "forward-mode derivative" : "second derivative", function, of.input,
+            [&] { DerivativesKernel(of, executor); });
+}
+
 }  // namespace
 
 void CountPairs(PairCount* count) { pair_count = count; }
@@ -306,6 +317,16 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<Dual>&
       "second derivative", function, input,
       [&] { reference::Backward(table, input, complete.saved(), gradient, executor); },
       /*is_reference=*/true);
+}
+
+void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<float>& of,
+                            const Executor& executor) {
+  DifferentiateWith(function, of, executor);
+}
+
+void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<double>& of,
+                            const Executor& executor) {
+  DifferentiateWith(function, of, executor);
 }
 
 }  // namespace gnomon

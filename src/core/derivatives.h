@@ -9,12 +9,12 @@
 
 namespace gnomon {
 
-// Results do not depend on the number of workers.
-void DifferentiateAttention(const AttentionDerivatives<float>& of, const Executor& executor);
-void DifferentiateAttention(const AttentionDerivatives<double>& of, const Executor& executor);
-
 // Check the arguments and the graph, throwing Error if one is invalid. `function` is the function
-// of the table in `of`.
+// of the table in `of`. Results do not depend on the number of workers.
+void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<float>& of,
+                            const Executor& executor);
+void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<double>& of,
+                            const Executor& executor);
 void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<float>& of,
                         const Executor& executor);
 void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<double>& of,

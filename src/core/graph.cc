@@ -111,15 +111,25 @@ WithStatistics<GraphBackwardInput<T>> Complete(const Forward& forward, const Gra
 }
 
 template <class T>
-void Log(const char* operation, const PairFunction& function, const GraphInput<T>& in) {
+void Log(const char* operation, const PairFunction& function, const GraphInput<T>& in,
+         bool is_reference = false) {
   if (!LogsCalls()) return;
-  constexpr bool kIsReference = !std::is_same_v<T, float>;
   const GraphShape& n = in.shape;
   LogCall(std::string(operation) + ": " + function.name +
-              (kIsReference ? ", float64" : ", float32") + ", head_dim " + std::to_string(n.dim) +
-              ", CPU " + (kIsReference ? "reference" : CurrentTarget()),
+              (std::is_same_v<T, float> ? ", float32" : ", float64") + ", head_dim " +
+              std::to_string(n.dim) + ", CPU " + (is_reference ? "reference" : CurrentTarget()),
           "heads " + std::to_string(n.heads) + ", nodes " + std::to_string(n.queries) + ", edges " +
               std::to_string(n.edges));
+}
+
+template <class T>
+void DifferentiateWith(const PairFunction& function, const GraphDerivatives<T>& of,
+                       const Executor& executor) {
+  Check(function, of.input);
+  ChooseTargetOnce();
+  GraphDerivativesKernel(of, executor);
+  const bool is_jvp = of.output.lse != nullptr;
+  Log(is_jvp ? "graph forward-mode derivative" : "graph second derivative", function, of.input);
 }
 
 }  // namespace
@@ -136,7 +146,7 @@ void GraphForward(const PairFunction& function, const GraphInput<double>& input,
                   const GraphOutput<double>& output, const Executor& executor) {
   CheckForward(function, input, output);
   function.reference_graph_forward(input, output, executor);
-  Log("graph forward", function, input);
+  Log("graph forward", function, input, /*is_reference=*/true);
 }
 
 void GraphBackward(const PairFunction& function, const GraphInput<float>& input,
@@ -155,28 +165,24 @@ void GraphBackward(const PairFunction& function, const GraphInput<double>& input
   CheckBackward(function, input, saved);
   const auto complete = Complete(function.reference_graph_forward, input, saved, executor);
   function.reference_graph_backward(input, complete.saved(), gradient, executor);
-  Log("graph backward", function, input);
+  Log("graph backward", function, input, /*is_reference=*/true);
 }
 
 void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<float>& of,
                         const Executor& executor) {
-  Check(function, of.input);
-  ChooseTargetOnce();
-  GraphDerivativesKernel(of, executor);
+  DifferentiateWith(function, of, executor);
 }
 
 void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<double>& of,
                         const Executor& executor) {
-  Check(function, of.input);
-  ChooseTargetOnce();
-  GraphDerivativesKernel(of, executor);
+  DifferentiateWith(function, of, executor);
 }
 
 void GraphForward(const PairFunction& function, const GraphInput<Dual>& input,
                   const GraphOutput<Dual>& output, const Executor& executor) {
   CheckForward(function, input, output);
   reference::GraphForward(reference::FindTable(function), input, output, executor);
-  Log("graph forward-mode derivative", function, input);
+  Log("graph forward-mode derivative", function, input, /*is_reference=*/true);
 }
 
 void GraphBackward(const PairFunction& function, const GraphInput<Dual>& input,
@@ -190,7 +196,7 @@ void GraphBackward(const PairFunction& function, const GraphInput<Dual>& input,
   };
   const auto complete = Complete(forward, input, saved, executor);
   reference::GraphBackward(table, input, complete.saved(), gradient, executor);
-  Log("graph second derivative", function, input);
+  Log("graph second derivative", function, input, /*is_reference=*/true);
 }
 
 }  // namespace gnomon

@@ -88,7 +88,7 @@ Results<T> RunKernel(const Directed<T>& p, const Executor& executor = SerialExec
   };
   set(of.gradient, "");
   set(of.gradient_tangent, "'");
-  DifferentiateAttention(of, executor);
+  DifferentiateAttention(p.at.function, of, executor);
   for (auto& [name, array] : arrays) results[name] = array.TakeOutput();
   return results;
 }
@@ -254,7 +254,7 @@ TEST(DerivativesTest, AreTheSameOneByOne) {
     std::vector<float> result(all.at(name).size(), kNan);
     AttentionDerivatives<float> alone = of;
     set(alone, result.data());
-    DifferentiateAttention(alone, SerialExecutor());
+    DifferentiateAttention(p.at.function, alone, SerialExecutor());
     EXPECT_EQ(result, all.at(name)) << name;
   };
   const auto rows = [](float* data, int64_t heads, int64_t columns) {
@@ -295,7 +295,7 @@ TEST(DerivativesTest, TreatAbsentTangentsAsZero) {
   of.o_tangent = {o.data(), {0, 60 * 12, 12}};
   of.gradient_tangent.v = {d_v.data(), {0, 70 * 12, 12}};
   of.gradient_tangent.y = {d_y.data(), {0, 70 * 8, 8}};
-  DifferentiateAttention(of, SerialExecutor());
+  DifferentiateAttention(p.at.function, of, SerialExecutor());
   EXPECT_LE(Difference(o, expected.at("o'")), 1e-6);
   EXPECT_LE(Difference(d_v, expected.at("d_v'")), 1e-6);
   EXPECT_LE(Difference(d_y, expected.at("d_y'")), 1e-6);

@@ -44,6 +44,7 @@ def test_the_installation(tmp_path):
 
 CALLS = """
 import gnomon, torch
+from torch.autograd import forward_ad
 x = torch.randn(1, 4, 512, 16, requires_grad=True)
 gnomon.attention(x, x, x, causal=True).sum().backward()
 for keys in (512, 300):
@@ -52,12 +53,19 @@ gnomon.attention(x[:, :, :100], x, x, position="alibi", query_offset=412)
 gnomon.attention(x.double(), x.double(), x.double(), similarity="umbral")
 nodes = torch.randn(2, 1, 4)
 gnomon.graph_attention(nodes, nodes, nodes, [0, 1, 2], [1, 0])
+x = x.detach()
+with forward_ad.dual_level():
+    gnomon.attention(forward_ad.make_dual(x, x), x, x, score_softcap=9.0)
+    gnomon.graph_attention(forward_ad.make_dual(nodes, nodes), nodes, nodes, [0, 1, 2], [1, 0])
 """
 
 
+SCRIPT = ("-W", "ignore", "-c")  # PyTorch warns about itself when a first tangent is made
+
+
 def test_calls():
-    assert run("-c", CALLS).stderr == ""
-    lines = run("-c", CALLS, GNOMON_LOG="calls").stderr.splitlines()
+    assert run(*SCRIPT, CALLS).stderr == ""
+    lines = run(*SCRIPT, CALLS, GNOMON_LOG="calls").stderr.splitlines()
     target = info.collect()["instruction set"]
     dot = "forward: dot, float32, head_dim 16"
     plain = f"dot, float32, head_dim 16, causal, CPU {target}, packs all keys first"
@@ -73,13 +81,18 @@ def test_calls():
         f"call: {sizes} 512, keys 512",
         f"gnomon: graph forward: dot, float32, head_dim 4, CPU {target}; first call: heads 1, "
         "nodes 2, edges 2",
+        f"gnomon: forward-mode derivative: dot, float32, head_dim 16, soft cap, CPU {target}; "
+        f"first call: {sizes} 512, keys 512",
+        f"gnomon: graph forward-mode derivative: dot, float32, head_dim 4, CPU {target}; first "
+        "call: heads 1, nodes 2, edges 2",
     ]
-    (line,) = run("-c", CALLS, GNOMON_LOG="cals").stderr.splitlines()
+    (line,) = run(*SCRIPT, CALLS, GNOMON_LOG="cals").stderr.splitlines()
     assert line == "gnomon: GNOMON_LOG is 'cals'; expected calls or an empty value"
 
 
 EMULATED_CALLS = """
 import gnomon, torch
+from torch.autograd import forward_ad
 from emulated_gpu import OnCuda
 x = torch.randn(1, 1, 40, 16, requires_grad=True)
 with OnCuda():
