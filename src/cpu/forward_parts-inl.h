@@ -1,7 +1,7 @@
-// The two plans of the forward pass for key heads with few queries (short sequences, decoding): a
-// task is a range of a key head's keys with all its queries. It packs its keys one tile at a time,
-// in cache, or reads them in place; the two plans differ only in this. Partial results are merged
-// at the end, in a fixed order.
+// The plan of the forward pass for key heads with few queries (short sequences, decoding): a task
+// is a range of a key head's keys with all its queries. It packs its keys one tile at a time, in
+// cache, or reads them in place (ForwardTile::in_place). Partial results are merged at the end, in
+// a fixed order.
 //
 // If tiles may be skipped, the tiles with the largest biases form a separate first part. Its
 // weights determine which tiles the other parts can skip.
