@@ -68,9 +68,9 @@ int BenchModels(const ModelBench& bench) {
   training.warmup = training.steps;
   const lab::LanguageModelOptions& model = bench.text.model;
   const int64_t length = bench.text.window.length;
-  lab::TextOptions text = bench.text;
+  lab::text::TextOptions text = bench.text;
   text.model.max_length = length;
-  lab::TextTask task(text);
+  lab::text::TextTask task(text);
   task.CheckFits(training, /*processes=*/1);
   lab::TextData data;
   data.train = RandomText(std::max(kTextBytes, length + 1));

@@ -14,7 +14,7 @@ namespace gnomon::cli {
 // The defaults are those of `gnomon train`.
 struct ModelBench {
   std::vector<std::string> models;  // SIMILARITY/POSITION
-  lab::TextOptions text;            // similarity and position are taken from `models`
+  lab::text::TextOptions text;      // similarity and position are taken from `models`
   lab::TrainingOptions training;
   torch::Device device = torch::kCPU;
   int64_t repeats = 1;

@@ -279,7 +279,7 @@ int RunProgram(int argc, char** argv, const Group& group) {
 }
 
 std::string CheckpointOptions() {
-  lab::TextTask task;
+  lab::text::TextTask task;
   lab::Terms terms;
   lab::TrainingOptions training;
   lab::RunOptions run;

@@ -15,6 +15,7 @@
 #include "training/strings.h"
 
 namespace gnomon::lab {
+namespace text {
 namespace {
 
 using nlohmann::json;
@@ -381,4 +382,5 @@ void TextLearner::Restore(const LearnerState& state, int64_t first, int64_t coun
   }
 }
 
+}  // namespace text
 }  // namespace gnomon::lab

@@ -20,6 +20,7 @@
 #include "training/training_options.h"
 
 namespace gnomon::lab {
+namespace text {
 
 #define GNOMON_WINDOW_OPTIONS(OPTION)                                                        \
   OPTION(int64_t, length, 256, .help = "Number of tokens per window", .lowest = 1)           \
@@ -210,6 +211,7 @@ class TextLearner final : public Learner {
   LanguageModelMemory next_;  // the memory after the current step
 };
 
+}  // namespace text
 }  // namespace gnomon::lab
 
 #endif  // GNOMON_TASKS_TEXT_H_

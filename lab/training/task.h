@@ -120,8 +120,8 @@ class Learner {
   // it returns false, the result is empty.
   virtual std::vector<Measurement> Evaluate(const std::function<bool()>& proceed) = 0;
 
-  // Generates output according to the task's GenerationOptions(); stops early if `proceed` returns
-  // false.
+  // Generates output according to the options in the task's generation(); stops early if `proceed`
+  // returns false.
   virtual void Generate(const Output& /*output*/) {}
 
   // Draws a picture for a comparison report; this takes a few seconds at most. Returns nothing if
@@ -315,7 +315,8 @@ inline constexpr const char* kTextTask = "text";
 
 void AddMaker(std::unique_ptr<Task> (*make)());
 
-// Registers a task, in its file: const RegisterTask<ImageTask> registered;
+// Registers a task, in its file and in a namespace with the file's name:
+// const RegisterTask<ImagesTask> registered;
 template <class T>
 class RegisterTask {
  public:

@@ -25,6 +25,12 @@
 namespace gnomon::lab {
 namespace {
 
+using text::NeededTokens;
+using text::TextLearner;
+using text::TextOptions;
+using text::TextTask;
+using text::WindowOptions;
+
 LanguageModelOptions Small(const std::string& similarity = "dot",
                            const std::string& position = "rope") {
   LanguageModelOptions options;

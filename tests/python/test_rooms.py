@@ -174,6 +174,30 @@ def test_includes_of_lower_rooms_are_fine(tmp_path):
     assert wrong_includes(tmp_path, [file]) == []
 
 
+# Files that register terms or tasks define the same file-local names, and unity builds join them.
+REGISTERS = re.compile(r"^const Register(?:Task|Position|Similarity)\b", re.MULTILINE)
+
+
+def lacks_namespace(name: str, text: str) -> bool:
+    """Whether a file registers something outside a namespace with the file's name."""
+    return REGISTERS.search(text) is not None and f"\nnamespace {name} {{\n" not in text
+
+
+def test_terms_and_tasks_have_their_own_namespaces():
+    files = [
+        *(ROOT / "src/ops").rglob("*.cc"),
+        *(ROOT / "lab/tasks").glob("*.cc"),
+        *(ROOT / "examples/terms").glob("*.cc"),
+    ]
+    texts = [(file.name, file.read_text()) for file in files]
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    texts += re.findall(r"<!-- example: (\w+\.cc) -->\n```cpp\n([^`]*)```", page)
+    registering = {name for name, text in texts if REGISTERS.search(text)}
+    assert registering >= {"alibi.cc", "penumbral.cc", "text.cc", "root.cc", "recall.cc"}
+    assert [name for name, text in texts if lacks_namespace(name.removesuffix(".cc"), text)] == []
+    assert lacks_namespace("a", "namespace {\nconst RegisterTask<A> registered;\n}\n")
+
+
 # The subpackages of gnomon, and the subpackages that each may import. All may import the modules
 # directly in gnomon, which contain operators and terms.
 BESIDE = "gnomon"
