@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
-from plant import Planted, read_errors  # noqa: E402
+from plant import Planted, PlantError, read_errors, select  # noqa: E402
 
 # The pair functions that occur in test filters, and their structs.
 STRUCTS = {
@@ -118,17 +118,15 @@ def filter_of(tests: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("pattern", nargs="*", help="names of the mutants to apply; may contain *")
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--compiler", default=os.environ.get("CXX", "c++"))
     parser.add_argument(
         "--flags", default="", help="additional flags for the compiler and the linker"
     )
-    parser.add_argument(
-        "--only", default="", help="a regular expression that selects mutants by name"
-    )
     parser.add_argument("--list", action="store_true", help="only list the names of the mutants")
     arguments = parser.parse_args()
-    errors = [e for e in read_errors(HERE / "errors.txt") if re.search(arguments.only, e.name)]
+    errors = select(read_errors(HERE / "errors.txt"), arguments.pattern)
     planted = {error.name: error.plant((ROOT / error.file).read_text()) for error in errors}
     if arguments.list:
         print("\n".join(planted))
@@ -159,4 +157,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except PlantError as problem:
+        sys.exit(f"planted_errors.py: {problem}")

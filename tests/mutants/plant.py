@@ -93,6 +93,14 @@ def read_errors(path: Path) -> list[Planted]:
     return errors
 
 
+def select(errors: list[Planted], patterns: list[str]) -> list[Planted]:
+    """The mutants whose names match one of the patterns; all if there are none."""
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(error.name, pattern) for error in errors):
+            raise PlantError(f"no mutant is named {pattern}; --list lists all names")
+    return [e for e in errors if not patterns or any(fnmatch.fnmatch(e.name, p) for p in patterns)]
+
+
 def copy_tree(to: Path) -> None:
     """Copies the tree to a folder; unchanged files keep their modification times."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -279,12 +287,7 @@ def main() -> int:
     )
     args = parser.parse_args()
 
-    errors = read_errors(Path(__file__).with_name("errors.txt"))
-    for pattern in args.pattern:
-        if not fnmatch.filter([error.name for error in errors], pattern):
-            parser.error(f"no mutant is named {pattern}; --list lists all names")
-    if args.pattern:
-        errors = [e for e in errors if any(fnmatch.fnmatch(e.name, p) for p in args.pattern)]
+    errors = select(read_errors(Path(__file__).with_name("errors.txt")), args.pattern)
     if wrong := check(errors):
         raise PlantError("\n".join(wrong))
     width = max(len(error.name) for error in errors)

@@ -29,6 +29,17 @@ def test_errors_fit_the_tree(script):
     assert len(run.stdout.splitlines()) >= 40
 
 
+def test_patterns_select_mutants(plant):
+    errors = [plant.Planted(name, "file", "*") for name in ("a-1", "a-2", "b")]
+    names = {
+        patterns: [error.name for error in plant.select(errors, [*patterns])]
+        for patterns in [(), ("a-*",), ("b", "a-2")]
+    }
+    assert names == {(): ["a-1", "a-2", "b"], ("a-*",): ["a-1", "a-2"], ("b", "a-2"): ["a-2", "b"]}
+    with pytest.raises(plant.PlantError, match="no mutant is named a; --list lists all names"):
+        plant.select(errors, ["b", "a"])
+
+
 def test_an_error_replaces_whole_lines(plant):
     error = plant.Planted("name", "file", "*", old=["  a;", "  b;"], new=["  a;"])
     assert error.plant("x\n  a;\n  b;\ny\n") == "x\n  a;\ny\n"

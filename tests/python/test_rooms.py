@@ -73,7 +73,7 @@ def wrong_includes(root: Path, files: list[str]) -> list[str]:
     wrong = []
     for file in files:
         room = room_of(file)
-        if room is None or not file.endswith((".cc", ".h", ".cu", ".cuh")):
+        if room is None or not file.endswith((".cc", ".h", ".cuh")):
             continue
         for header in INCLUDE.findall((root / file).read_text()):
             where = [f"{folder}{header}" for folder in ("", "src/", "include/", "lab/")]
