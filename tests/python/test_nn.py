@@ -11,30 +11,24 @@ from gnomon._catalogue import module_tensors
 from gnomon.nn import KVCache, LearnedAbsolute, MultiheadAttention, Sinusoidal, TokenPosition
 from gnomon.nn._heads import split_heads
 
+# All similarities, and variants of some.
 SIMILARITIES = [
-    "dot",
-    "laplacian",
-    "gaussian",
-    "umbral",
+    *(entry["name"] for entry in gnomon.catalogue()["similarities"]),
     "umbral:r=1:map=psi",
-    "penumbral",
     "penumbral:score=height2",
     "gaussian:gamma=fixed",
     "umbral:map=exp:score=log",
     "penumbral:map=exp",
     "penumbral:score=log",
-    "hyperbolic",
     "hyperbolic:map=exp",
     "hyperbolic:model=half_space",
     "hyperbolic:model=half_space:map=xi",
     "hyperbolic:model=ball:beta=fixed",
     "hyperbolic:model=klein:map=none",
-    "lorentz",
     "lorentz:c=learned",
     "lorentz:map=none:c=2:scale=fixed",
-    "entailment",
-    "additive",
 ]
+# Biases and rotations; test_module_sweep.py has all positions.
 POSITIONS = [
     "none",
     "rope",

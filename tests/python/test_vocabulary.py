@@ -16,24 +16,16 @@ from gnomon.position import (
     GridBias,
     HyPE,
     Kerple,
+    LogTemperature,
     OffsetBias,
     Relative,
     Relative2D,
     RoPE,
     Sandwich,
+    ScalableSoftmax,
     TransformerXL,
 )
-from gnomon.similarity import (
-    Additive,
-    Dot,
-    Entailment,
-    Gaussian,
-    Hyperbolic,
-    Laplacian,
-    Lorentz,
-    Penumbral,
-    Umbral,
-)
+from gnomon.similarity import Dot, Hyperbolic, Laplacian, Lorentz, Penumbral, Umbral
 
 pytestmark = pytest.mark.cpu("its parameters are created on the CPU at import")
 
@@ -66,9 +58,23 @@ POSITIONS = {
     "kerple:kind=power": Kerple(SLOPES, 1.0, "power"),
     "sandwich": Sandwich(torch.tensor([4 / 8, 4 / 16, 4 / 24, 4 / 32])),
     "sandwich:dims=6:factor=0.5": Sandwich(0.5, 6),
+    "scalable_softmax:s=0.5": ScalableSoftmax(0.5),
+    "log_temperature:length=4": LogTemperature(length=4),
     "rope+alibi+hype:tau=2:mu=0.05": [RoPE(), ALiBi(SLOPES), HyPE(2.0, 0.05)],
     "alibi:slopes=0.1:shape=3x4": Grid((3, 4), [ALiBi(0.1), ALiBi(0.1)]),
 }
+
+
+def test_all_positions_without_tensors_are_covered():
+    names = {
+        entry["name"]
+        for entry in gnomon.catalogue()["positions"]
+        if entry["role"] != "embedding"
+        and not any(
+            p["kind"] == "table" and p["argument"] == "required" for p in entry["parameters"]
+        )
+    }
+    assert names == {part.split(":")[0] for spec in POSITIONS for part in spec.split("+")}
 
 
 def as_double(term):
@@ -131,20 +137,25 @@ def test_a_number_that_no_float_holds():
     gnomon.attention(q, k, v, similarity="umbral:r=1e-30")
 
 
+#: The parameter of each similarity that multiplies the scores; None if it has none.
+FACTORS = {
+    entry["name"]: next((p["name"] for p in entry["parameters"] if p["kind"] == "per_head"), None)
+    for entry in gnomon.catalogue()["similarities"]
+}
+
+
+def plain(entry):
+    """A function that creates a similarity without options from its factor."""
+    its_class = getattr(gnomon.similarity, entry["class_name"])
+    return its_class if FACTORS[entry["name"]] else lambda factor: its_class()
+
+
 SIMILARITIES = {
-    "dot": lambda gamma: Dot(),
-    "laplacian": Laplacian,
-    "gaussian": Gaussian,
-    "umbral": Umbral,
+    **{entry["name"]: plain(entry) for entry in gnomon.catalogue()["similarities"]},
     "umbral:map=exp:score=log": lambda gamma: Umbral(gamma, map="exp", score="log"),
-    "penumbral": Penumbral,
     "penumbral:score=height2:r=2": lambda gamma: Penumbral(gamma, r=2.0, score="height2"),
-    "hyperbolic": Hyperbolic,
     "hyperbolic:model=klein": lambda beta: Hyperbolic(beta, "klein"),
-    "lorentz": Lorentz,
     "lorentz:map=exp:c=0.5": lambda scale: Lorentz(scale, c=0.5, map="exp"),
-    "entailment": Entailment,
-    "additive": lambda gamma: Additive(),
 }
 
 
@@ -160,7 +171,7 @@ def test_a_similarity_by_its_specification(spec, dtype):
     expected = gnomon.attention(q, k, v, similarity=term)
     torch.testing.assert_close(gnomon.attention(q, k, v, similarity=spec), expected)
     if start:
-        name = {"hyperbolic": "beta", "lorentz": "scale"}.get(spec.split(":")[0], "gamma")
+        name = FACTORS[spec.split(":")[0]]
         given = gnomon.attention(q, k, v, similarity=f"{spec}:{name}=0.5")
         torch.testing.assert_close(
             given, gnomon.attention(q, k, v, similarity=SIMILARITIES[spec](0.5))
