@@ -119,6 +119,18 @@ def test_public_names_of_a_package_can_be_pickled(package):
         assert pickle.loads(pickle.dumps(getattr(package, name))) is getattr(package, name)
 
 
+def test_the_page_of_the_cpp_interface_lists_headers_and_setters():
+    page = (ROOT / "docs" / "api" / "cpp.md").read_text(encoding="utf-8")
+    folder = ROOT / "include"
+    headers = {path.relative_to(folder).as_posix() for path in folder.rglob("*.h")}
+    assert set(re.findall(r"^\| `(gnomon/[\w/]+\.h)` \|", page, re.M)) == headers
+    header = (folder / "gnomon/torch/attention.h").read_text(encoding="utf-8")
+    setters = re.findall(r"^  TORCH_ARG\(.*, (\w+)\)", header, re.M)
+    table = page.partition("\n| setter |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(setters)
+
+
 #: Abstract base classes, which users do not instantiate.
 BASES = {"DefinedSimilarity", "Similarity", "Position"}
 
