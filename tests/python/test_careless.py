@@ -34,13 +34,13 @@ from test_cli import (
 )
 
 from gnomon.__main__ import main
+from gnomon.lab.inspect.__main__ import PICTURES
 from gnomon.lab.inspect.__main__ import main as inspect
 
 pytestmark = pytest.mark.cpu("runs the program, which has --device")
 
 FILE = "checkpoint.safetensors"
 COMMANDS = ("train", "eval", "generate", "compare", "list", "bench")
-PICTURES = ("encoding", "decay", "tables", "attention", "cones", "rotation", "terms", "rank")
 
 
 @pytest.fixture(scope="module")
