@@ -6,8 +6,7 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gnomon)
 set(include_dir ${CMAKE_INSTALL_INCLUDEDIR})
 
-# These headers are for similarities and positions of the PyTorch library, and are installed with
-# it.
+# The excluded headers belong to the component torch.
 install(
   DIRECTORY include/gnomon
   DESTINATION ${include_dir}

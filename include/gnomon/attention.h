@@ -343,8 +343,8 @@ struct OperationCount {
   int special = 0;
 };
 
-// A pair function with its kernels. FindPairFunction returns the built-in pair functions; for other
-// definitions, compile src/core/kernel_template.cc.
+// A pair function with its kernels. FindPairFunction returns the built-in pair functions; the CMake
+// function gnomon_add_similarity() compiles other definitions.
 struct PairFunction {
   const char* name;
   int row_scalars;
@@ -355,8 +355,8 @@ struct PairFunction {
   void (*forward)(const AttentionInput<float>&, const AttentionOutput<float>&, const Executor&);
   void (*backward)(const AttentionInput<float>&, const AttentionBackwardInput<float>&,
                    const AttentionGradient<float>&, const Executor&);
-  // fp64: plain loops, which are the reference in the tests. For built-in pair functions,
-  // AttentionForward and AttentionBackward use fused kernels instead.
+  // fp64: plain loops, which are the reference in the tests. AttentionForward and AttentionBackward
+  // use fused kernels instead, if the definition was compiled for fp64 as well, as those above are.
   void (*reference_forward)(const AttentionInput<double>&, const AttentionOutput<double>&,
                             const Executor&);
   void (*reference_backward)(const AttentionInput<double>&, const AttentionBackwardInput<double>&,

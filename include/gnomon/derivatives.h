@@ -1,7 +1,7 @@
 // Forward-mode derivatives of attention and of its gradients, on plain views. The tangents of the
 // results are the derivatives in the direction of the input tangents. In the backward pass, they
-// are Hessian-vector products. Plain loops compute them in fp64, with memory linear in the
-// lengths.
+// are Hessian-vector products. Plain loops in fp64 compute them, with memory linear in the lengths;
+// the PyTorch operators use fused kernels for the calls that these support.
 #ifndef GNOMON_DERIVATIVES_H_
 #define GNOMON_DERIVATIVES_H_
 
