@@ -148,7 +148,7 @@ class PlacedEntries {
   static constexpr int32_t kNoQuery = (1 << 30) - 1;
 
   // The entries that a vector of columns reads.
-  struct Place {
+  struct VectorEntries {
     bool consecutive;  // lanes read consecutive entries, starting with `first`
     bool clip;
     int64_t first;
@@ -206,7 +206,7 @@ class PlacedEntries {
               int64_t origin, TableRange window, Real factor, Real* HWY_RESTRICT to) const {
     const DF d;
     const VF f = hn::Set(d, factor);
-    ForVectors(b, i, begin, count, window, [&](int64_t n, const Place& at) HWY_ATTR {
+    ForVectors(b, i, begin, count, window, [&](int64_t n, const VectorEntries& at) HWY_ATTR {
       VF read;
       if (at.consecutive) {
         read = hn::LoadU(d, entries + (at.first - origin));
@@ -225,7 +225,7 @@ class PlacedEntries {
     const DF d;
     const DI di;
     const VF f = hn::Set(d, factor);
-    ForVectors(b, i, begin, count, window, [&](int64_t n, const Place& at) HWY_ATTR {
+    ForVectors(b, i, begin, count, window, [&](int64_t n, const VectorEntries& at) HWY_ATTR {
       VF terms = hn::LoadU(d, from + n) * f;
       if (at.consecutive) {
         Real* const row = entries + (at.first - origin);
@@ -262,7 +262,7 @@ class PlacedEntries {
       const int32_t query = Query(b, term, i);
       const int32_t* keys = Keys(b, term, begin);
       const VI of_query = hn::Set(di, query);
-      Place at{};
+      VectorEntries at{};
       at.clip = terms_[term].clip;
       at.before = hn::Set(di, static_cast<int32_t>(terms_[term].begin - 1));
       at.end = hn::Set(di, static_cast<int32_t>(terms_[term].end));

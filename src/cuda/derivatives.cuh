@@ -480,16 +480,16 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   const int high = highs[end - 1];
   const int first = low / C::kStep * C::kStep;
 
-  const auto own_rows = [&](const Array& array, int place) {
+  const auto own_rows = [&](const Array& array, int byte) {
     OwnRows own{};
     own.exists = kReads && array.data != nullptr;
-    own.tile = memory + place;
+    own.tile = memory + byte;
     own.rows = HeadOrNull<C>(array, b, h);
     own.begin = begin;
     own.high = p.queries;
     own.columns = p.dim;
     if (C::kOwn != 0 && own.exists) {
-      CopyRows<C>(memory + place, own.rows, begin, rows_in_block, 0, p.queries, p.dim, C::kDim);
+      CopyRows<C>(memory + byte, own.rows, begin, rows_in_block, 0, p.queries, p.dim, C::kDim);
     }
     return own;
   };
@@ -499,9 +499,9 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   const TileWords<F, C, false> key_words(p, b, h);
   const auto copy = [&](int start, int stage) {
     const int other = Fresh(key_head);
-    const auto rows = [&](const Array& array, int place, int columns, int padded) {
+    const auto rows = [&](const Array& array, int byte, int columns, int padded) {
       if (array.data == nullptr) return;
-      CopyRows<C>(memory + place + stage * C::kStep * cuda::RowBytes(C::kType, padded),
+      CopyRows<C>(memory + byte + stage * C::kStep * cuda::RowBytes(C::kType, padded),
                   HeadOf<C>(array, b, other), start, C::kStep, low, high, columns, padded);
     };
     if (kReads) {
@@ -869,17 +869,17 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
     const int first = low / C::kStep * C::kStep;
     const int rows[2] = {begin + 16 * warp + lane / 4, begin + 16 * warp + lane / 4 + 8};
 
-    const auto own_rows = [&](const Array& array, int place, bool reads, int columns, int padded) {
+    const auto own_rows = [&](const Array& array, int byte, bool reads, int columns, int padded) {
       OwnRows own{};
       own.exists = reads && array.data != nullptr;
-      own.tile = memory + place;
+      own.tile = memory + byte;
       own.rows = HeadOrNull<C>(array, b, own_head);
       own.begin = begin;
       own.low = own_low;
       own.high = own_high;
       own.columns = columns;
       if (C::kOwn != 0 && own.exists) {
-        CopyRows<C>(memory + place, own.rows, begin, rows_in_block, own_low, own_high, columns,
+        CopyRows<C>(memory + byte, own.rows, begin, rows_in_block, own_low, own_high, columns,
                     padded);
       }
       return own;
@@ -910,9 +910,9 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
       const TileWords<F, C, kKeys> plain_tiles(p, b, h);
       const auto copy = [&](int start, int stage) {
         const int other = Fresh(kKeys ? h : key_head);
-        const auto copy_rows = [&](const Array& array, int place, int columns, int padded) {
+        const auto copy_rows = [&](const Array& array, int byte, int columns, int padded) {
           if (array.data == nullptr) return;
-          CopyRows<C>(memory + place + stage * C::kStep * cuda::RowBytes(C::kType, padded),
+          CopyRows<C>(memory + byte + stage * C::kStep * cuda::RowBytes(C::kType, padded),
                       HeadOf<C>(array, b, other), start, C::kStep, low, high, columns, padded);
         };
         if (kReads) {

@@ -200,7 +200,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     limit[r] = top[r] = -Infinity();
     top_key[r] = -1;
   }
-  // The places of row r and the tile's column 8 n + pair + c, and of row r and output column
+  // The elements of row r and the tile's column 8 n + pair + c, and of row r and output column
   // 8 n + pair + c.
   const auto pair_at = [](auto& pairs, int r, int n, int c) -> float& {
     return pairs[r / 2 * (C::kStep / 8) + n][r % 2 * 2 + c];
@@ -265,10 +265,10 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
         for (int r = 0; r < 2 * C::kRowTiles; ++r) {
           const int row = first_row + 8 * r;
           const int diagonal = column - (row - begin) + rows_in_block - 1;
-          float& place = pair_at(s, r, n, c);
+          float& cell = pair_at(s, r, n, c);
           const Score score = ScoreOf<F, C, plain.value>(p, head, query[r], key, row,
-                                                         start + column, place, window, diagonal);
-          place = score.value;
+                                                         start + column, cell, window, diagonal);
+          cell = score.value;
           most[r] = Larger(most[r], score.value);
           if (!plain.value && C::kHides != 0 && score.value == -Infinity()) {
             hidden[r / 2] |= 1u << (4 * n + r % 2 * 2 + c);
@@ -327,10 +327,10 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          float& place = pair_at(s, r, n, c);
-          place = Exp2(place - shift);
-          sum[r] += place;
-          if (C::kDropout != 0) place *= Kept<C>(p, query[r], start + 8 * n + pair + c);
+          float& cell = pair_at(s, r, n, c);
+          cell = Exp2(cell - shift);
+          sum[r] += cell;
+          if (C::kDropout != 0) cell *= Kept<C>(p, query[r], start + 8 * n + pair + c);
         }
       }
     }

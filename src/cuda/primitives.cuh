@@ -514,7 +514,7 @@ class TileRows {
     const int pieces = padded * Bytes<C>() / 16;
     const int r = Thread() / pieces;
     const int byte = Thread() % pieces * 16;
-    place_ = r * cuda::RowBytes(C::kType, padded) + byte;
+    tile_byte_ = r * cuda::RowBytes(C::kType, padded) + byte;
     row_ = from.data + (first + r) * from.stride * Bytes<C>() + byte;
   }
 
@@ -528,7 +528,7 @@ class TileRows {
       const unsigned char* const row = row_;
       row_ += C::kStep * array_.stride[2] * Bytes<C>();
       if (columns == padded && first >= low && first + C::kStep <= high) {
-        CopyWholeRows<C>(to + place_, row, array_.stride[2], C::kStep, at_once,
+        CopyWholeRows<C>(to + tile_byte_, row, array_.stride[2], C::kStep, at_once,
                          cuda::RowBytes(C::kType, padded));
         return;
       }
@@ -542,7 +542,7 @@ class TileRows {
   int b_;
   int h_;
   bool advances_;
-  int place_ = 0;
+  int tile_byte_ = 0;
   const unsigned char* row_ = nullptr;
 };
 
