@@ -277,7 +277,7 @@ UNSET: _Lowered = {
     for argument in ops.module_attention.default._schema.arguments[6:]
 }
 _IN_ORDER = list(UNSET.items())
-_PLACES = {name: place for place, name in enumerate(UNSET)}
+_INDICES = {name: index for index, name in enumerate(UNSET)}
 
 # Stored because looking up an operator takes a noticeable part of a small call's time.
 _attention = ops.attention.default
@@ -347,7 +347,7 @@ def passed(lowered: _Lowered) -> list[Any]:
         return []
     count = 0
     for name in lowered:
-        count = max(count, _PLACES[name] + 1)
+        count = max(count, _INDICES[name] + 1)
     return [lowered.get(name, unset) for name, unset in _IN_ORDER[:count]]
 
 
