@@ -84,7 +84,7 @@ build/build.ninja: .venv/.setup$(if $(filter OFF,$(TESTS)),-demo)
 
 .PHONY: build
 build: build/build.ninja ## build the library, the Python package and the command line
-	$(CMAKE) --build build --target application
+	$(CMAKE) --build build --target library_and_lab
 	@ln -sfn ../../build/bin/gnomon $(BIN)/gnomon
 
 # NAME: a file in lab/studies/. DATA: the folder with its data.

@@ -117,12 +117,12 @@ endif()
 
 # Adds a library's headers to a component of the wheels: all headers in the folder of `header`.
 function(gnomon_bundle_headers component library header)
-  get_target_property(places ${library} INTERFACE_INCLUDE_DIRECTORIES)
-  string(REGEX REPLACE "\\$<BUILD_INTERFACE:([^>]*)>" "\\1" places "${places}")
-  find_path(place ${header} PATHS ${places} NO_DEFAULT_PATH NO_CACHE REQUIRED)
+  get_target_property(include_folders ${library} INTERFACE_INCLUDE_DIRECTORIES)
+  string(REGEX REPLACE "\\$<BUILD_INTERFACE:([^>]*)>" "\\1" include_folders "${include_folders}")
+  find_path(bundled_root ${header} PATHS ${include_folders} NO_DEFAULT_PATH NO_CACHE REQUIRED)
   get_filename_component(folder ${header} DIRECTORY)
   install(
-    DIRECTORY ${place}/${folder}
+    DIRECTORY ${bundled_root}/${folder}
     DESTINATION gnomon/include
     COMPONENT ${component}
     EXCLUDE_FROM_ALL
