@@ -19,6 +19,7 @@ from test_content import CONTENT
 
 import gnomon
 import gnomon.lab.models
+from gnomon import info
 
 pytestmark = pytest.mark.cpu("files alone")
 
@@ -129,6 +130,15 @@ def test_the_page_of_the_cpp_interface_lists_headers_and_setters():
     table = page.partition("\n| setter |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (`.*?`) \|", table, re.M)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(setters)
+
+
+def test_pages_list_environment_variables_and_files_of_cuda():
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert [name for name in info.VARIABLES if not re.search(rf"`\$?{name}`", page)] == []
+    folder = ROOT / "src" / "cuda"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    files = {path.name for path in folder.iterdir()} - {"README.md"}
+    assert sorted(name for name in files if f"`{name}`" not in page) == []
 
 
 #: Abstract base classes, which users do not instantiate.
