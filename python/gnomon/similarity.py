@@ -270,7 +270,9 @@ class Penumbral(Similarity):
     horosphere of height r.
 
     D must be at least 2: the last coordinate z of a token determines its height, and x contains
-    the others. The authors' code uses score = "height2", with 1e-6 added in a few places.
+    the others. Points that are too far apart have no common ancestor below the horosphere; the
+    height is then that of the top of the geodesic through both, which is larger than r. The
+    authors' code uses score = "height2", with 1e-6 added in a few places.
 
     Tseng et al. 2023, Coneheads: Hierarchy Aware Attention.
 

@@ -41,8 +41,10 @@ const RegisterSimilarity penumbral({
                  "Ancestry is defined by penumbral cones, whose light source is the horosphere of "
                  "height r; no point lies above it",
          .details = "D must be at least 2: the last coordinate z of a token determines its height, "
-                    "and x contains the others. The authors' code uses score = \"height2\", with "
-                    "1e-6 added in a few places.",
+                    "and x contains the others. Points that are too far apart have no common "
+                    "ancestor below the horosphere; the height is then that of the top of the "
+                    "geodesic through both, which is larger than r. The authors' code uses score = "
+                    "\"height2\", with 1e-6 added in a few places.",
          .source = "Tseng et al. 2023, Coneheads: Hierarchy Aware Attention",
          .class_name = "Penumbral"},
     .parameters = {PerHead("gamma", "learned").Means("per-head factor"),
