@@ -8,6 +8,8 @@
 // The steps of a task are in dual_forward-inl.h and dual_backward-inl.h; they use the pair function
 // (dual_pairs-inl.h), the biases (dual_biases-inl.h) and the relative tables (dual_terms-inl.h) of
 // a block (dual_block-inl.h).
+#include "cpu/few_targets.h"
+// Must follow few_targets.h:
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/derivatives.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep

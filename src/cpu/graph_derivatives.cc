@@ -9,6 +9,8 @@
 // As in the first-order kernels (graph_pairs-inl.h), sums over columns are vectorised along the
 // columns, and elementwise work over all pairs. Pair functions are called through a table of
 // functions (cpu/dual_table.h); the inner product itself does not need a table.
+#include "cpu/few_targets.h"
+// Must follow few_targets.h:
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/graph_derivatives.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
