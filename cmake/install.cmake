@@ -31,6 +31,7 @@ set(
   cpu/double.h
   cpu/dual_rows-inl.h
   cpu/dual_table.h
+  cpu/few_targets.h
   cpu/pair_rows-inl.h
   cpu/pair_table.h
   cpu/real.h

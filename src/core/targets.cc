@@ -9,6 +9,7 @@
 namespace gnomon {
 namespace {
 
+// `targets` includes lower ones, for kernels that are not compiled for the best one.
 void Choose(int64_t targets) {
   hwy::SetSupportedTargetsForTest(targets);
   hwy::GetChosenTarget().Update(targets);
@@ -29,10 +30,11 @@ std::string Known() {
   return known;
 }
 
-int64_t FindTarget(std::string_view name) {
+// Returns the target of that name, and all lower ones.
+int64_t FindTargets(std::string_view name) {
   for (int64_t rest = Supported(); rest != 0; rest &= rest - 1) {
     const int64_t target = rest & -rest;
-    if (name == hwy::TargetName(target)) return target;
+    if (name == hwy::TargetName(target)) return rest;
   }
   throw Error("SetTarget: this machine or build does not support the instruction set '" +
               std::string(name) + "'; supported: " + Known());
@@ -47,7 +49,7 @@ std::once_flag chosen;
 void ChooseTargetOnce() {
   std::call_once(chosen, [] {
     const char* name = std::getenv("GNOMON_TARGET");
-    Choose(name != nullptr && *name != '\0' ? FindTarget(name) : Supported());
+    Choose(name != nullptr && *name != '\0' ? FindTargets(name) : Supported());
   });
 }
 
@@ -60,9 +62,9 @@ std::vector<std::string> Targets() {
 }
 
 void SetTarget(std::string_view name) {
-  const int64_t target = FindTarget(name);
+  const int64_t targets = FindTargets(name);
   std::call_once(chosen, [] {});
-  Choose(target);
+  Choose(targets);
 }
 
 std::string CurrentTarget() {

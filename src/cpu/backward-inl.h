@@ -27,6 +27,7 @@
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
+#include "cpu/real.h"
 #include "cpu/row_products-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/skipping-inl.h"
@@ -889,9 +890,10 @@ class BackwardPass {
   }
 
   // Converts a tile's products to weights and score gradients, and the windows' products to
-  // gradients per table entry. Flattened for the reason given at ForwardTile::AddWeights.
-  HWY_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, const TileMask& mask,
-                                const TableWindow& keys_window, const TableWindow& values_window) {
+  // gradients per table entry.
+  GNOMON_FLATTEN void RowGradients(Block& block, int64_t h, int64_t first_row, const TileMask& mask,
+                                   const TableWindow& keys_window,
+                                   const TableWindow& values_window) {
     const int64_t b = block.b;
     const int64_t first = block.first;
     const int64_t head = b * n_.heads + h;
@@ -1006,9 +1008,10 @@ class BackwardPass {
 
   // The gradients of a row with terms added to its scores, or with capped scores. This is a
   // function of its own, so that other rows do not reload the vector constants that it needs.
-  HWY_NOINLINE HWY_FLATTEN void GradientsWithAddends(Block& block, const TableWindow& keys_window,
-                                                     bool balanced, TileSums& sums_of_heads,
-                                                     Row& row) {
+  HWY_NOINLINE GNOMON_FLATTEN void GradientsWithAddends(Block& block,
+                                                        const TableWindow& keys_window,
+                                                        bool balanced, TileSums& sums_of_heads,
+                                                        Row& row) {
     const TileRow& at = row.at;
     const int64_t r = row.pairs.index;
     const int64_t begin = at.begin - block.first;

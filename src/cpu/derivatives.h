@@ -32,8 +32,8 @@ struct AttentionDerivatives {
   AttentionGradient<T> gradient_tangent;
 };
 
-// Dispatches to the selected instruction set or, for doubles, to a lower one if it has no float64
-// kernels.
+// Dispatch to the selected instruction set, or to a lower one that has these kernels (see
+// cpu/few_targets.h).
 void DerivativesKernel(const AttentionDerivatives<float>& of, const Executor& executor);
 void DerivativesKernel(const AttentionDerivatives<double>& of, const Executor& executor);
 

@@ -69,7 +69,8 @@ HWY_NOINLINE DualNumber DualProduct(DualNumbers x, DualNumbers y, int64_t n) {
 }
 
 // Computes `to += factor * from` for dual numbers; to.values may be null.
-HWY_NOINLINE void AddScaledDual(DualNumber factor, DualNumbers from, int64_t n, const DualRow& to) {
+inline HWY_NOINLINE void AddScaledDual(DualNumber factor, DualNumbers from, int64_t n,
+                                       const DualRow& to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     const auto f = hn::Set(d, factor.value);
     const auto x = hn::LoadU(d, from.values + k);
@@ -81,8 +82,8 @@ HWY_NOINLINE void AddScaledDual(DualNumber factor, DualNumbers from, int64_t n, 
 }
 
 // Computes `to += factor * (x - y)` in the same way.
-HWY_NOINLINE void AddScaledDualDifference(DualNumber factor, DualNumbers x, DualNumbers y,
-                                          int64_t n, const DualRow& to) {
+inline HWY_NOINLINE void AddScaledDualDifference(DualNumber factor, DualNumbers x, DualNumbers y,
+                                                 int64_t n, const DualRow& to) {
   ForVectors(n, [=](auto d, int64_t k) HWY_ATTR {
     const auto f = hn::Set(d, factor.value);
     const auto z = hn::LoadU(d, x.values + k) - hn::LoadU(d, y.values + k);

@@ -109,6 +109,7 @@ HWY_INLINE RowTotals SetWeights(Real* HWY_RESTRICT scores, Real* HWY_RESTRICT ta
 struct DualRow {
   Real* values;
   Real* tangents;
+  Real* Of(bool is_tangent) const { return is_tangent ? tangents : values; }
 };
 
 // Turns the gradients of weights into those of scores, whose sum over the row is d_lse up to

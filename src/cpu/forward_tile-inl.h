@@ -24,6 +24,7 @@
 #include "cpu/gemm-inl.h"
 #include "cpu/mask-inl.h"
 #include "cpu/packing-inl.h"
+#include "cpu/real.h"
 #include "cpu/row_products-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/skipping-inl.h"
@@ -426,12 +427,11 @@ class ForwardTile {
   }
 
   // Turns the inner products of row r, starting at tile column `begin`, into weights. `row` comes
-  // from LoadHead. Flattened, because the compiler may consider the definition too large to inline,
-  // and a function call per vector would be slow.
-  HWY_FLATTEN void AddWeights(QueryBlock& block, int64_t r, const TileRow& at, PairRow& row,
-                              bool masked, RowSpan visible, int64_t begin, const Real* key_products,
-                              const TableWindow& window, const TileKeys& keys,
-                              TileScratch& scratch) const {
+  // from LoadHead.
+  GNOMON_FLATTEN void AddWeights(QueryBlock& block, int64_t r, const TileRow& at, PairRow& row,
+                                 bool masked, RowSpan visible, int64_t begin,
+                                 const Real* key_products, const TableWindow& window,
+                                 const TileKeys& keys, TileScratch& scratch) const {
     const int64_t columns = at.count;
     Real* tile = scratch.tile + r * kForwardColumns + begin;
     const Real row_factor = in_.factor[at.h] * at.temperature;

@@ -33,8 +33,8 @@ struct GraphDerivatives {
   GraphGradient<T> gradient_tangent;
 };
 
-// Dispatches to the selected instruction set or, for doubles, to a lower one if it has no float64
-// kernels. The graph must be valid.
+// Dispatch to the selected instruction set, or to a lower one that has these kernels (see
+// cpu/few_targets.h). The graph must be valid.
 void GraphDerivativesKernel(const GraphDerivatives<float>& of, const Executor& executor);
 void GraphDerivativesKernel(const GraphDerivatives<double>& of, const Executor& executor);
 

@@ -63,6 +63,9 @@ inline void MultiplyAddPairs(size_t, size_t, size_t, const Real*, size_t, const 
                              Real*, size_t) {}
 inline void MultiplyPairRows(size_t, size_t, size_t, const Real*, size_t, const void*, int64_t,
                              Real*, size_t) {}
+inline void PairColumns(const void*, int64_t, int64_t, Real*) {}
+inline void PackPairs(const Tokens&, int64_t, int64_t, int64_t, KeyRange, int64_t, Real*) {}
+inline void PairRows(const Tokens&, int64_t, int64_t, int64_t, int64_t, KeyRange, int64_t, Real*) {}
 #else
 // Whether inner products use bfloat16 pairs; this requires the vector length of cpu/bfloat16.h.
 // Both passes make the same decision, so that they compute identical scores.
@@ -472,6 +475,7 @@ inline void PackPanel(const Tokens& tokens, int64_t b, int64_t h, int64_t first,
             });
 }
 
+#ifndef GNOMON_DOUBLE
 // Copies columns [first, first + count) of a bfloat16 row as pairs (cpu/bfloat16.h), zero-padded if
 // the count is odd. `first` is even.
 HWY_INLINE void PairColumns(const void* row, int64_t first, int64_t count, Real* to) {
@@ -531,6 +535,7 @@ inline void PairRows(const Tokens& tokens, int64_t b, int64_t h, int64_t begin, 
     std::fill(to + columns, to + padded, 0.0f);
   }
 }
+#endif
 
 // The rows of each head, packed as consecutive transposed panels of floats or pairs.
 class Panels {

@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -186,6 +187,33 @@ HWY_INLINE VF Masked(VF value, VF hidden, const RowView& view, int64_t j) {
   return hn::IfThenElse(hn::RebindMask(d, Visible(view, j)), value, hidden);
 }
 
+// To keep the library small, doubles use the same loop for rows with and without a bias and for
+// columns with and without a mask.
+#ifdef GNOMON_DOUBLE
+constexpr bool kOneLoop = true;
+#else
+constexpr bool kOneLoop = false;
+#endif
+
+// Columns [begin, end) of a row.
+struct RowPart {
+  int64_t begin;
+  int64_t end;
+  RowView view;
+};
+// The first `open` columns, with a view that hides none of them, and the other columns.
+inline std::array<RowPart, 2> PartsOfRow(int64_t columns, int64_t open, const RowView& view) {
+  RowView visible = view;
+  visible.open = {0, open};
+  return {{{0, open, visible}, {open, columns, view}}};
+}
+
+// The biases of columns [j, j + kLanes).
+HWY_INLINE VF LoadBias(const Real* HWY_RESTRICT bias, int64_t j) {
+  const DF d;
+  return kOneLoop && bias == nullptr ? hn::Zero(d) : hn::LoadU(d, bias + j);
+}
+
 // Replaces the inner products of columns [begin, end) (whole vectors) with scores in log2 units;
 // returns the largest score.
 template <class Definition, bool kBias, bool kMasked>
@@ -203,7 +231,7 @@ HWY_INLINE Real RowScores(Real* HWY_RESTRICT tile, int64_t begin, int64_t end,
     const VF f = Definition::Value(g, row.a, b, row.t);
     VF score;
     if constexpr (kBias) {
-      const VF beta = hn::LoadU(d, bias + j);
+      const VF beta = LoadBias(bias, j);
       score = hn::MulAdd(f, c, beta);
       // A bias of -inf hides a pair even if f is NaN.
       if constexpr (kMasked) score = hn::IfThenElse(beta == hidden, hidden, score);
@@ -225,6 +253,16 @@ HWY_INLINE Real TileRowScores(Real* HWY_RESTRICT tile, int64_t columns, int64_t 
                               const PairRow& row, const Real* const* column_scalars, Real factor,
                               const Real* bias, const RowView& view) {
   const RowVectors<Definition> vectors(row, column_scalars);
+  if constexpr (kOneLoop) {
+    Real largest = -kInfinity;
+    for (const RowPart& part : PartsOfRow(columns, open, view)) {
+      if (part.begin == part.end) continue;
+      const Real of_part = RowScores<Definition, kBias, true>(tile, part.begin, part.end, vectors,
+                                                              factor, bias, part.view);
+      largest = part.begin < open ? of_part : std::max(largest, of_part);
+    }
+    return largest;
+  }
   const Real largest =
       RowScores<Definition, kBias, false>(tile, 0, open, vectors, factor, bias, view);
   if (open == columns) return largest;
@@ -299,7 +337,7 @@ HWY_INLINE RowSums RowGradient(Real* HWY_RESTRICT tile, Real* HWY_RESTRICT gradi
     Definition::Gradient(g, row.a, b, row.t, slope);
     VF score;
     if constexpr (kBias) {
-      score = hn::MulAdd(f, c2, hn::LoadU(d, bias + j));
+      score = hn::MulAdd(f, c2, LoadBias(bias, j));
     } else {
       score = f * c2;
     }
@@ -389,6 +427,17 @@ HWY_INLINE void TileRowGradient(Real* tile, Real* gradient, int64_t columns, int
                                 Real* const* d_columns, Real factor, const Real* bias, Real* d_bias,
                                 const RowSoftmax& softmax, bool balances, const RowView& view,
                                 TileSums& totals, RowSums& sums) {
+  if constexpr (kOneLoop) {
+    sums = {};
+    for (const RowPart& part : PartsOfRow(columns, open, view)) {
+      if (part.begin == part.end) continue;
+      AddSums(RowGradient<Definition, kBias, true>(tile, gradient, part.begin, part.end, row,
+                                                   column_scalars, d_columns, factor, bias, d_bias,
+                                                   softmax, balances, part.view, totals),
+              Definition::kRowScalars, sums);
+    }
+    return;
+  }
   sums =
       RowGradient<Definition, kBias, false>(tile, gradient, 0, open, row, column_scalars, d_columns,
                                             factor, bias, d_bias, softmax, balances, view, totals);
@@ -406,7 +455,7 @@ struct TableFunctions {
   static HWY_FLATTEN Real Scores(Real* tile, int64_t columns, int64_t open, const PairRow& row,
                                  const Real* const* column_scalars, Real factor, const Real* bias,
                                  const RowView& view) {
-    if (bias != nullptr) {
+    if (kOneLoop || bias != nullptr) {
       return TileRowScores<Definition, true>(tile, columns, open, row, column_scalars, factor, bias,
                                              view);
     }
@@ -419,7 +468,7 @@ struct TableFunctions {
                                     Real* const* d_columns, Real factor, const Real* bias,
                                     Real* d_bias, const RowSoftmax& softmax, bool balances,
                                     const RowView& view, TileSums& totals, RowSums& sums) {
-    if (bias != nullptr) {
+    if (kOneLoop || bias != nullptr) {
       return TileRowGradient<Definition, true>(tile, gradient, columns, open, row, column_scalars,
                                                d_columns, factor, bias, d_bias, softmax, balances,
                                                view, totals, sums);

@@ -11,4 +11,12 @@
 #define GNOMON_REAL float
 #endif
 
+// For functions that call a pair function, which the compiler may consider too large to inline: a
+// function call per vector would be slow. For doubles, pair functions are never inlined.
+#ifdef GNOMON_DOUBLE
+#define GNOMON_FLATTEN
+#else
+#define GNOMON_FLATTEN HWY_FLATTEN
+#endif
+
 #endif  // GNOMON_SRC_CPU_REAL_H_
