@@ -16,6 +16,7 @@ struct Kind {
   std::string_view call;
   bool pairs;          // whether the kernel uses a pair function
   bool duals = false;  // whether it evaluates the gradient of the pair function with dual numbers
+  bool specific = false;  // whether it runs only on the architecture that it is compiled for
 };
 
 constexpr Kind kKinds[] = {
@@ -55,6 +56,8 @@ const Kind& Find(const std::string& name) {
 }  // namespace
 
 std::string KernelEntry(const KernelName& kernel) { return "gnomon_" + kernel.kind; }
+
+bool IsArchitectureSpecific(const KernelName& kernel) { return Find(kernel.kind).specific; }
 
 std::string KernelSource(const KernelName& kernel, std::string_view structure,
                          std::string_view file) {
