@@ -21,6 +21,8 @@ struct Kind {
 
 constexpr Kind kKinds[] = {
     {"forward", "cuda/forward.cuh", "Forward<Definition, Constants>", true},
+    {"forward_hopper", "cuda/hopper.cuh", "ForwardOnHopper<Definition, Constants>", true, false,
+     true},
     {"merge", "cuda/forward.cuh", "Merge<Constants>", false},
     {"backward_queries", "cuda/backward.cuh", "Backward<Definition, Constants, false>", true},
     {"backward_keys", "cuda/backward.cuh", "Backward<Definition, Constants, true>", true},
