@@ -9,6 +9,9 @@ warps that one multiprocessor holds run this path in a model:
 - Pipes have rates. Shared memory, which all schedulers share, moves 128 bytes per cycle. The L2
   cache delivers a fixed number of bytes per cycle.
 - Barriers and taken branches cost a fixed time.
+- A product by a group of four warps (``wgmma``) keeps the matrix pipes of its warps busy at their
+  full rate, until the warps wait for it. Groups take turns at starting products. Only the warps
+  that multiply are modelled, not those that copy: tiles are always there in time.
 - Additions to global memory take part of the L2 cache's rate. The time that blocks wait for their
   turn to add, and the instructions of the one thread that passes the turn on, are missing;
   ``--turn`` delays the first warp of each block by a number of cycles per tile.
@@ -27,6 +30,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -61,6 +65,8 @@ class Machine:
     constant_latency: int = 38
     branch: int = 8
     barrier: int = 20
+    group_latency: int = 24  # of a group's product, after its pipe
+    synchronization: int = 20  # mbarriers and fences
     turn: int = 0  # delay of a block's first warp at the first barrier of a tile
 
 
@@ -72,6 +78,8 @@ PIPES = (
     (("FFMA", "FMUL", "FADD", "HFMA2", "IMAD.MOV", "IMAD.IADD", "IMAD.SHL"), "fma"),
     (("IMAD",), "heavy"),
     (("HMMA",), "product"),
+    (("HGMMA",), "group product"),
+    (("SYNCS", "FENCE", "MEMBAR", "WARPGROUP"), ""),
     (("MUFU", "F2F.", "F2I", "I2F"), "special"),
     (("LDSM", "LDS", "STS", "SHFL"), "shared"),
     (("LDG", "STG", "LDL", "STL", "LD.", "ST.", "RED", "ATOM"), "global"),
@@ -102,6 +110,9 @@ class _Step:
     jumps: bool  # a branch that is taken
     # For a wait for copies: the number of groups that may be unfinished.
     unfinished: int | None
+    columns: int  # of a group's product
+    # For a wait for products: the number of groups that may be unfinished.
+    unfinished_products: int | None
 
 
 def _steps(path: list[sass.Instruction]) -> list[_Step]:
@@ -111,6 +122,8 @@ def _steps(path: list[sass.Instruction]) -> list[_Step]:
         wavefronts = sass.wavefronts([instruction])
         is_copy = instruction.starts(sass.COPY)
         is_copy_wait = instruction.starts("DEPBAR")
+        is_product_wait = instruction.starts("WARPGROUP.DEPBAR")
+        size = re.match(r"HGMMA\.64x(\d+)x16", instruction.opcode)
         steps.append(
             _Step(
                 instruction,
@@ -123,14 +136,21 @@ def _steps(path: list[sass.Instruction]) -> list[_Step]:
                 instruction.starts("BRA", "BSYNC", "WARPSYNC")
                 and following.address != instruction.address + 16,
                 int(instruction.operands.split("0x")[1], 16) if is_copy_wait else None,
+                int(size[1]) if size else 0,
+                int(instruction.operands.split("0x")[1], 16) if is_product_wait else None,
             )
         )
     return steps
 
 
 class _Warp:
-    def __init__(self, block: int, scheduler: int, ready: float, *, is_first: bool) -> None:
+    def __init__(
+        self, block: int, group: int, scheduler: int, ready: float, *, is_first: bool
+    ) -> None:
         self.block = block
+        self.group = group  # of four warps in its block
+        self.turns = 0  # that it has taken
+        self.products: list[float] = []  # the ends of groups of products in flight
         self.is_first = is_first  # in its block
         self.late = 0  # a delay when it leaves a barrier
         self.scheduler = scheduler
@@ -176,7 +196,7 @@ class _Multiprocessor:
             for warp in range(warps):
                 scheduler = (warp + block * warps) % SCHEDULERS
                 ready = offset + numbers.randrange(8)
-                self.warps.append(_Warp(block, scheduler, ready, is_first=warp == 0))
+                self.warps.append(_Warp(block, warp // 4, scheduler, ready, is_first=warp == 0))
         self.queues = [[w for w in self.warps if w.scheduler == s] for s in range(SCHEDULERS)]
         self.free: list[dict[str, float]] = [
             collections.defaultdict(float) for _ in range(SCHEDULERS)
@@ -184,6 +204,11 @@ class _Multiprocessor:
         self.shared_free = 0.0
         self.l2_free = 0.0
         self.arrived: dict[int, list[_Warp]] = collections.defaultdict(list)
+        # How many warps have passed the turn to a group of a block. The first group begins.
+        self.has_turns = any(step.columns for step in self.steps)
+        self.passed: dict[tuple[int, int], int] = collections.defaultdict(int)
+        for block in range(blocks):
+            self.passed[block, 0] = 4
         self.used: dict[str, float] = collections.defaultdict(float)
 
     def run(self, rounds: int, warm: int) -> Prediction:
@@ -226,7 +251,16 @@ class _Multiprocessor:
             times = warp.pending(0, now)
             if len(times) > step.unfinished:
                 return times[-step.unfinished - 1]
+        if step.unfinished_products is not None:
+            warp.products = [end for end in warp.products if end > now]
+            if len(warp.products) > step.unfinished_products:
+                return warp.products[-step.unfinished_products - 1]
+        if self.has_turns and step.instruction.starts("BAR.SYNC"):
+            is_turn = self.passed[warp.block, warp.group] >= 4 * (warp.turns + 1)
+            return now if is_turn else math.inf
         free = self.free[warp.scheduler]
+        if step.pipe == "group product":
+            return free["product"] - 160  # products queue up
         if step.pipe == "fma":
             return min(free["fma"], free["heavy"])
         if step.pipe in {"shared", "global"}:
@@ -251,6 +285,13 @@ class _Multiprocessor:
         elif step.pipe == "product":
             free["product"] = max(now - machine.product, free["product"]) + machine.product
             use["product"] = machine.product
+        elif step.pipe == "group product":
+            # 16 rows of a warp, by all columns: 512 multiply-adds per cycle.
+            cycles = step.columns / 2
+            free["product"] = max(now + 10, free["product"]) + cycles
+            use["product"] = cycles
+            if "gsb0" in instruction.operands:
+                warp.products.append(free["product"] + machine.group_latency)
         elif step.pipe == "special":
             free["special"] = max(now, free["special"]) + machine.special
             written, read = now + machine.special_latency, now + 10
@@ -288,6 +329,8 @@ class _Multiprocessor:
             free[step.pipe] = now + 2
             use[step.pipe] = 2
             written = now + (12 if step.pipe == "uniform" else 6)
+        if instruction.starts("SYNCS", "FENCE", "MEMBAR"):
+            written = read = now + machine.synchronization
         if instruction.starts("LDGDEPBAR"):
             written = max(warp.copies_done, now + 4)
         for scoreboard, when in zip(step.sets, (written, read), strict=True):
@@ -302,7 +345,12 @@ class _Multiprocessor:
         warp.ready = now + max(1, step.instruction.stall)
         if step.jumps:
             warp.ready += self.machine.branch
-        if step.instruction.starts("BAR"):
+        if self.has_turns and step.instruction.starts("BAR.SYNC"):
+            warp.turns += 1
+        elif self.has_turns and step.instruction.starts("BAR.ARV"):
+            following = (warp.group + 1) % (self.warps_per_block // 4)
+            self.passed[warp.block, following] += 1
+        elif step.instruction.starts("BAR"):
             if warp.is_first and warp.at == self.first_barrier:
                 warp.late = self.machine.turn
             arrived = self.arrived[warp.block]
@@ -367,7 +415,8 @@ def main() -> int:
         blocks = sass.resident_blocks(kernel)
         kind, function, dim = kernel["kernel"].split("-")
         turn = options.turn if kind == "backward" else 0
-        found = predict(path, options.capability, blocks, kernel["threads"] // 32, turn)
+        warps = kernel["threads"] // 32 - kernel["producers"]
+        found = predict(path, options.capability, blocks, warps, turn)
         cycles = found.cycles / (kernel["rows"] * kernel["step"])
         if kind in {"backward_queries", "backward_keys"}:
             times[f"{function}-{dim}"].append(cycles)
@@ -387,7 +436,8 @@ def main() -> int:
 
 
 def ratio(kind: str, dim: int, cycles: float, capability: int) -> str:
-    reference = FLASH_ATTENTION.get((kind, dim)) if capability == 90 else None
+    key = (kind.removesuffix("_hopper"), dim)
+    reference = FLASH_ATTENTION.get(key) if capability == 90 else None
     return "" if reference is None else f"{cycles / reference:.2f}"
 
 

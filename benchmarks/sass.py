@@ -91,6 +91,8 @@ def count(path: Iterable[Instruction], *prefixes: str) -> int:
 
 
 PRODUCT = "HMMA"
+#: A product by four warps (wgmma).
+GROUP_PRODUCT = "HGMMA"
 EXPONENTIAL = "MUFU.EX2"
 COPY = "LDGSTS"
 
@@ -169,7 +171,7 @@ def _around(
     def ranks(block: _Block) -> tuple[int, int, int]:
         part = code[block.begin : block.end]
         wide = sum(i.starts(COPY) and "128" in i.opcode.split(".") for i in part)
-        return count(part, PRODUCT), count(part, EXPONENTIAL), wide
+        return count(part, PRODUCT, GROUP_PRODUCT), count(part, EXPONENTIAL), wide
 
     paths: dict[int, _Paths] = {}  # for each block: the shortest paths back to the header
     open_blocks: set[int] = set()
@@ -255,6 +257,8 @@ def pairs_of(kernel: dict[str, Any]) -> int:
 
 def copies_of(kernel: dict[str, Any]) -> int:
     """Returns the number of a thread's 16-byte copies per tile, of two 16-bit tensors."""
+    if kernel["producers"] > 0:
+        return 0  # other warps copy
     dim = int(kernel["kernel"].rpartition("-")[2])
     return 2 * kernel["step"] * dim * 2 // 16 // kernel["threads"]
 
@@ -269,9 +273,14 @@ def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | No
     Returns None if some of its products are in an inner loop, which the path would not repeat.
     """
     kind, _, dim = kernel["kernel"].split("-")
-    # One instruction multiplies 16 rows by 16 columns, for 8 rows of the other tile.
-    products = TILE_PRODUCTS[kind] * kernel["rows"] // 16 * (kernel["step"] // 8) * (int(dim) // 16)
+    if kernel["producers"] > 0:
+        # One instruction multiplies 16 columns of all rows, or 16 rows by all columns.
+        products = (kernel["step"] + int(dim)) // 16
+    else:
+        # One instruction multiplies 16 rows by 16 columns, for 8 rows of the other tile.
+        tiles = kernel["rows"] // 16 * (kernel["step"] // 8) * (int(dim) // 16)
+        products = TILE_PRODUCTS[kind] * tiles
     path = main_loop(
         read(kernel["path"], nvdisasm), (products, pairs_of(kernel), copies_of(kernel))
     )
-    return path if count(path, PRODUCT) == products else None
+    return path if count(path, PRODUCT, GROUP_PRODUCT) == products else None

@@ -12,6 +12,7 @@ cuda::Program CudaProgram(const cuda::KernelName& kernel) {
   program.title = "the CUDA kernel " + kernel.kind;
   program.entry = cuda::KernelEntry(kernel);
   program.options = cuda::KernelCompilerOptions();
+  program.specific = cuda::IsArchitectureSpecific(kernel);
   for (const DeviceFile& file : DeviceFiles()) program.files.emplace_back(file.name, file.text);
   std::string structure;
   std::string file;

@@ -42,10 +42,15 @@ class Backend {
   // The number of blocks that fills a GPU. It is the same for all GPUs, because results depend on
   // it; tests choose others.
   virtual int64_t BlocksToFill() const { return 264; }
+  // Whether kernels may use the instructions that only compute capability 9.0 has.
+  virtual bool IsHopper() const { return false; }
 };
 
 // The kernel's function name in its translation unit, as shown by profilers.
 std::string KernelEntry(const KernelName& kernel);
+
+// Whether the kernel must be compiled for exactly one architecture, such as "sm_90a".
+bool IsArchitectureSpecific(const KernelName& kernel);
 
 // The translation unit of a kernel, for NVRTC. Files are included by their path under src
 // ("cuda/forward.cuh", "definitions/dot-inl.h"). `structure` and `file` are the struct and the file

@@ -8,6 +8,7 @@
 //   kDim          columns of x and y, padded to a multiple of 16; 0 if unused
 //   kValueDim     columns of v, likewise padded
 //   kWarps        warps per block
+//   kProducers    warps that only copy tiles (hopper.cuh); the first warps of a block
 //   kRowTiles     tiles of 16 rows that each warp owns: 1, or 2 in the forward pass and in the
 //                 backward pass in one pass
 //   kResident     minimum resident blocks per multiprocessor, which limits registers; 0 means 1
@@ -31,6 +32,7 @@
   X(kDim)                        \
   X(kValueDim)                   \
   X(kWarps)                      \
+  X(kProducers)                  \
   X(kRowTiles)                   \
   X(kResident)                   \
   X(kStep)                       \
@@ -139,6 +141,28 @@ constexpr SharedLayout OnePassLayout(int type, int dim, int value_dim, int rows,
   at.own_x = at.scores + rows * RowBytes(type, step);
   at.own_y = at.own_x + rows * RowBytes(type, dim);
   at.size = at.own_y + rows * RowBytes(type, value_dim);
+  return at;
+}
+
+// The layout of the forward pass on compute capability 9.0 (hopper.cuh), whose numbers have 16
+// bits. Tiles are not padded, and begin at multiples of 1024 bytes from an aligned address; the
+// size includes the bytes before it.
+struct HopperLayout {
+  int queries;
+  int keys, values;  // per stage, consecutive
+  int words;         // likewise
+  int barriers;      // four arrays of mbarriers, one per stage
+  int size;
+};
+constexpr HopperLayout LayoutOnHopper(int dim, int value_dim, int rows, int step, int stages,
+                                      int words) {
+  HopperLayout at{};
+  at.queries = 0;
+  at.keys = at.queries + rows * dim * 2;
+  at.values = at.keys + stages * step * dim * 2;
+  at.words = at.values + stages * step * value_dim * 2;
+  at.barriers = at.words + stages * words * step * 4;
+  at.size = at.barriers + 4 * stages * 8 + 1024 - 16;
   return at;
 }
 

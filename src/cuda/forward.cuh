@@ -93,6 +93,200 @@ GNOMON_DEVICE bool AnySpoiled(const Parameters& p, int b, int key_head, int firs
   return SumOfWarp(found) != 0;
 }
 
+// Whether any of the keys of the tile at `start` has a non-finite value.
+template <class C>
+GNOMON_DEVICE bool IsSpoiledTile(const Parameters& p, int b, int key_head, int start) {
+  const int groups = DivideUp(p.keys, 16);
+  const int* const spoiled = p.spoiled + (static_cast<Int64>(b) * p.key_heads + key_head) * groups;
+  bool found = false;
+#pragma unroll
+  for (int n = 0; n < C::kStep / 16; ++n) {
+    if (start / 16 + n < groups) found = found || spoiled[start / 16 + n] != 0;
+  }
+  return found;
+}
+
+// A thread's pairs in a tile: of its row r, which is every eighth row after its first one, and
+// columns 8 n and 8 n + 1 after its first one.
+template <class C>
+GNOMON_DEVICE float& PairAt(float (*pairs)[4], int r, int n, int c) {
+  return pairs[r / 2 * (C::kStep / 8) + n][r % 2 * 2 + c];
+}
+
+// Computes the scores of a thread's pairs in the tile at `start`, and the largest one of each row.
+// Bit 4 n + e of a word of `hidden` tells whether the pair [n][e] of 16 rows and 64 columns is
+// hidden; it is set only if the tile may hold hidden keys with non-finite values. `begin`: the
+// block's first row.
+template <class F, class C, bool kPlain, int kRows, int kHidden>
+GNOMON_DEVICE void ScorePairs(const Parameters& p, const HeadTerms& head,
+                              const Query (&query)[kRows], const unsigned char* words,
+                              const unsigned char* window, int begin, int first_row, int start,
+                              float (*s)[4], float (&most)[kRows], uint32 (&hidden)[kHidden]) {
+  const int pair = 2 * (Thread() % 4);
+#pragma unroll
+  for (int r = 0; r < 2 * C::kRowTiles; ++r) most[r] = -Infinity();
+#pragma unroll
+  for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int column = 8 * n + pair + c;
+      const Key key = KeyOf<F, C>(words, column);
+#pragma unroll
+      for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+        const int row = first_row + 8 * r;
+        const int diagonal = column - (row - begin) + RowsInBlock<C>() - 1;
+        float& cell = PairAt<C>(s, r, n, c);
+        const Score score = ScoreOf<F, C, kPlain>(p, head, query[r], key, row, start + column, cell,
+                                                  window, diagonal);
+        cell = score.value;
+        most[r] = Larger(most[r], score.value);
+        if (!kPlain && C::kHides != 0 && score.value == -Infinity()) {
+          hidden[r / 2 * DivideUp(C::kStep, 64) + n / 8] |= 1u << (4 * (n % 8) + r % 2 * 2 + c);
+        }
+      }
+    }
+  }
+}
+
+// The softmax of the rows of a thread. Weights are relative to a shift, `top`, the score of
+// top_key. It is the largest score or, if the shift is lazy, rises only if a score exceeds it by
+// more than kMostExcess or outweighs all earlier keys of its lane: if it is above `limit`. Thus, if
+// one key outweighs all others together, it is top_key.
+template <class C>
+struct RowWeights {
+  static constexpr int kSize = GNOMON_SIZE(2 * C::kRowTiles, 4);
+
+  GNOMON_DEVICE static constexpr bool IsLazy() { return C::kRowTiles == 2 || C::kProducers != 0; }
+
+  GNOMON_DEVICE RowWeights() {
+#pragma unroll
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+      limit[r] = top[r] = -Infinity();
+      top_key[r] = -1;
+    }
+  }
+
+  // Whether any of a thread's largest scores in a tile raises a shift.
+  GNOMON_DEVICE bool Rises(float (&most)[kSize]) const {
+    bool rises = false;
+#pragma unroll
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+      if (!IsLazy()) most[r] = LargestOfRow(most[r]);
+      rises = rises || most[r] > (IsLazy() ? limit[r] : top[r]);
+    }
+    return rises;
+  }
+
+  // Raises the shifts. rescale(r, shrink) multiplies the outputs of row r. `column`: the key of the
+  // thread's first pair.
+  template <class Rescale>
+  GNOMON_DEVICE void Raise(float (&most)[kSize], float (*s)[4], int column,
+                           const Rescale& rescale) {
+#pragma unroll
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+      if (!IsLazy()) continue;
+      const bool exceeds = LargestOfRow(most[r] > limit[r] ? 1.0f : 0.0f) != 0;
+      const float largest = LargestOfRow(most[r]);
+      most[r] = exceeds ? largest : -Infinity();
+    }
+#pragma unroll
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+      if (!(most[r] > top[r])) continue;
+      const float shrink = Exp2(top[r] - most[r]);
+      top[r] = most[r];
+      sum[r] *= shrink;
+      rescale(r, shrink);
+      top_key[r] = -1;
+#pragma unroll
+      for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          if (PairAt<C>(s, r, n, c) == top[r]) top_key[r] = column + 8 * n + c;
+        }
+      }
+    }
+    constexpr float kMostExcess = 8;
+#pragma unroll
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+      if (IsLazy()) limit[r] = top[r] + Least(kMostExcess, Log2(sum[r]));
+    }
+  }
+
+  // Converts scores to weights, with dropout.
+  GNOMON_DEVICE void Weigh(const Parameters& p, const Query (&query)[kSize], float (*s)[4],
+                           int column) {
+#pragma unroll
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+      // If all scores so far are -inf (or NaN), any finite shift gives weights of 0 (or NaN).
+      const float shift = top[r] == -Infinity() ? 0.0f : top[r];
+#pragma unroll
+      for (int n = 0; n < C::kStep / 8; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& cell = PairAt<C>(s, r, n, c);
+          cell = Exp2(cell - shift);
+          sum[r] += cell;
+          if (C::kDropout != 0) cell *= Kept<C>(p, query[r], column + 8 * n + c);
+        }
+      }
+    }
+  }
+
+  float limit[kSize];
+  float top[kSize];
+  float sum[kSize] = {};
+  int top_key[kSize];
+};
+
+// Stores the statistics of a row, and its outputs: output(d, c) is the sum for the thread's column
+// 8 d + c. `part`: the part of the keys.
+template <class C, class Output>
+GNOMON_DEVICE void StoreRow(const Parameters& p, int b, int h, int i, int part, float top,
+                            float sum, float key, float scale, const Output& output) {
+  const int pair = 2 * (Thread() % 4);
+  const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;
+  const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + i;
+  if (C::kParts != 0) {
+    const Int64 to = part * all + row;
+#pragma unroll
+    for (int d = 0; d < C::kValueDim / 8; ++d) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * d + pair + c;
+        if (column < p.value_dim) p.partial[to * p.value_dim + column] = output(d, c);
+      }
+    }
+    if (pair == 0) {
+      p.partial_terms[to] = top;
+      p.partial_terms[p.parts * all + to] = sum;
+      p.partial_terms[2 * p.parts * all + to] = key;
+    }
+    return;
+  }
+  const Head out = HeadOf<C>(p.o, b, h);
+#pragma unroll
+  for (int d = 0; d < C::kValueDim / 8; ++d) {
+    const int column = 8 * d + pair;
+    const float even = output(d, 0) * scale;
+    const float odd = output(d, 1) * scale;
+    if (p.o.data != nullptr) {
+      StorePair<C>(out.data, i * out.stride + column, even, odd, p.value_dim - column);
+    }
+    if (p.exact_o != nullptr) {
+      if (column < p.value_dim) p.exact_o[row * p.value_dim + column] = even;
+      if (column + 1 < p.value_dim) p.exact_o[row * p.value_dim + column + 1] = odd;
+    }
+  }
+  if (pair != 0) return;
+  if (p.lse != nullptr) {
+    p.lse[row] = sum == 0.0f ? -Infinity() : (top + Log2(sum)) * kLn2;
+  }
+  if (p.statistics == nullptr) return;
+  p.statistics[row] = top;
+  p.statistics[all + row] = sum;
+  p.statistics[2 * all + row] = key;
+}
+
 template <class F, class C>
 GNOMON_DEVICE void Forward(const Parameters& p) {
   constexpr bool kReads = ReadsTokens<F>();
@@ -184,27 +378,12 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int first_row = begin + 16 * C::kRowTiles * warp + lane / 4;
   Query query[kRows] = {};
   float o[GNOMON_SIZE(C::kRowTiles * C::kValueDim / 8, 32)][4] = {};
-  // A row's weights are relative to its shift `top`, the score of top_key. With 16 rows, it is the
-  // largest score. With 32 rows, it rises only if a score exceeds it by more than kMostExcess or
-  // outweighs all earlier keys of its lane: if it is above `limit`. Thus, if one key outweighs all
-  // others together, it is top_key.
-  constexpr float kMostExcess = 8;
-  const bool kLazy = C::kRowTiles == 2;
-  float limit[kRows];
-  float top[kRows];
-  float sum[kRows] = {};
-  int top_key[kRows];
+  RowWeights<C> rows;
 #pragma unroll
   for (int r = 0; r < 2 * C::kRowTiles; ++r) {
     if (first_row + 8 * r < p.queries) query[r] = LoadQuery<F, C>(p, head, first_row + 8 * r);
-    limit[r] = top[r] = -Infinity();
-    top_key[r] = -1;
   }
-  // The elements of row r and the tile's column 8 n + pair + c, and of row r and output column
-  // 8 n + pair + c.
-  const auto pair_at = [](auto& pairs, int r, int n, int c) -> float& {
-    return pairs[r / 2 * (C::kStep / 8) + n][r % 2 * 2 + c];
-  };
+  // The element of row r and output column 8 n + pair + c.
   const auto output_at = [&o](int r, int n, int c) -> float& {
     return o[r / 2 * (C::kValueDim / 8) + n][r % 2 * 2 + c];
   };
@@ -213,16 +392,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       C::kHides != 0 && first < last && AnySpoiled<C>(p, b, key_head, first, last);
   // Whether the tile at `start` has a non-finite value.
   const auto is_spoiled = [&](int start) {
-    if (!any_spoiled) return false;
-    const int groups = DivideUp(p.keys, 16);
-    const int* const spoiled =
-        p.spoiled + (static_cast<Int64>(b) * p.key_heads + key_head) * groups;
-    bool found = false;
-#pragma unroll
-    for (int n = 0; n < C::kStep / 16; ++n) {
-      if (start / 16 + n < groups) found = found || spoiled[start / 16 + n] != 0;
-    }
-    return found;
+    return any_spoiled && IsSpoiledTile<C>(p, b, key_head, start);
   };
   // Adds the tile of keys at `start`. With `plain`, every query attends to every key in the tile,
   // and the values are finite. This common case is separate, and its only branch is before the
@@ -253,87 +423,23 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
     }
     float most[kRows];
     uint32 hidden[GNOMON_SIZE(C::kRowTiles, 2)] = {};
-#pragma unroll
-    for (int r = 0; r < 2 * C::kRowTiles; ++r) most[r] = -Infinity();
-#pragma unroll
-    for (int n = 0; n < C::kStep / 8; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int column = 8 * n + pair + c;
-        const Key key = KeyOf<F, C>(words, column);
-#pragma unroll
-        for (int r = 0; r < 2 * C::kRowTiles; ++r) {
-          const int row = first_row + 8 * r;
-          const int diagonal = column - (row - begin) + rows_in_block - 1;
-          float& cell = pair_at(s, r, n, c);
-          const Score score = ScoreOf<F, C, plain.value>(p, head, query[r], key, row,
-                                                         start + column, cell, window, diagonal);
-          cell = score.value;
-          most[r] = Larger(most[r], score.value);
-          if (!plain.value && C::kHides != 0 && score.value == -Infinity()) {
-            hidden[r / 2] |= 1u << (4 * n + r % 2 * 2 + c);
-          }
-        }
-      }
-    }
-    bool rises = false;
-#pragma unroll
-    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
-      if (!kLazy) most[r] = LargestOfRow(most[r]);
-      rises = rises || most[r] > (kLazy ? limit[r] : top[r]);
-    }
+    ScorePairs<F, C, plain.value>(p, head, query, words, window, begin, first_row, start, s, most,
+                                  hidden);
+    const bool rises = rows.Rises(most);
     float shrunk[2] = {1.0f, 1.0f};
     // Most tiles of a long row do not raise the shift.
     if (AnyOfWarp(rises || is_near)) {
       if (IsDistance<F>() && plain.value && AnyOfWarp(is_near)) return false;
-#pragma unroll
-      for (int r = 0; r < 2 * C::kRowTiles; ++r) {
-        if (!kLazy) continue;
-        const bool exceeds = LargestOfRow(most[r] > limit[r] ? 1.0f : 0.0f) != 0;
-        const float largest = LargestOfRow(most[r]);
-        most[r] = exceeds ? largest : -Infinity();
-      }
-#pragma unroll
-      for (int r = 0; r < 2 * C::kRowTiles; ++r) {
-        if (!(most[r] > top[r])) continue;
-        const float shrink = Exp2(top[r] - most[r]);
-        top[r] = most[r];
-        sum[r] *= shrink;
+      rows.Raise(most, s, start + pair, [&](int r, float shrink) {
         if (C::kRelativeValues != 0) shrunk[r % 2] = shrink;
 #pragma unroll
         for (int d = 0; d < C::kValueDim / 8; ++d) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) output_at(r, d, c) *= shrink;
         }
-        top_key[r] = -1;
-#pragma unroll
-        for (int n = 0; n < C::kStep / 8; ++n) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            if (pair_at(s, r, n, c) == top[r]) top_key[r] = start + 8 * n + pair + c;
-          }
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < 2 * C::kRowTiles; ++r) {
-        if (kLazy) limit[r] = top[r] + Least(kMostExcess, Log2(sum[r]));
-      }
+      });
     }
-#pragma unroll
-    for (int r = 0; r < 2 * C::kRowTiles; ++r) {
-      // If all scores so far are -inf (or NaN), any finite shift gives weights of 0 (or NaN).
-      const float shift = top[r] == -Infinity() ? 0.0f : top[r];
-#pragma unroll
-      for (int n = 0; n < C::kStep / 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& cell = pair_at(s, r, n, c);
-          cell = Exp2(cell - shift);
-          sum[r] += cell;
-          if (C::kDropout != 0) cell *= Kept<C>(p, query[r], start + 8 * n + pair + c);
-        }
-      }
-    }
+    rows.Weigh(p, query, s, start + pair);
     if (!plain.value && C::kHides != 0) {
       if (is_spoiled(start)) {
 #pragma unroll
@@ -377,56 +483,17 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   // No copy may be in flight when the block ends.
   CopyWait<0>();
 
-  const Int64 all = static_cast<Int64>(p.batch) * p.heads * p.queries;
   float scales[2] = {};
 #pragma unroll
   for (int r = 0; r < 2 * C::kRowTiles; ++r) {
     const int i = first_row + 8 * r;
-    sum[r] = SumOfRow(sum[r]);
-    const float scale = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+    const float sum = SumOfRow(rows.sum[r]);
+    const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
     if (C::kRelativeValues != 0) scales[r % 2] = scale;
-    const float key = LargestOfRow(static_cast<float>(top_key[r]));
+    const float key = LargestOfRow(static_cast<float>(rows.top_key[r]));
     if (i >= p.queries) continue;
-    const Int64 row = (static_cast<Int64>(b) * p.heads + h) * p.queries + i;
-    if (C::kParts != 0) {
-      const Int64 to = part * all + row;
-#pragma unroll
-      for (int d = 0; d < C::kValueDim / 8; ++d) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int column = 8 * d + pair + c;
-          if (column < p.value_dim) p.partial[to * p.value_dim + column] = output_at(r, d, c);
-        }
-      }
-      if (pair == 0) {
-        p.partial_terms[to] = top[r];
-        p.partial_terms[p.parts * all + to] = sum[r];
-        p.partial_terms[2 * p.parts * all + to] = key;
-      }
-      continue;
-    }
-    const Head out = HeadOf<C>(p.o, b, h);
-#pragma unroll
-    for (int d = 0; d < C::kValueDim / 8; ++d) {
-      const int column = 8 * d + pair;
-      const float even = output_at(r, d, 0) * scale;
-      const float odd = output_at(r, d, 1) * scale;
-      if (p.o.data != nullptr) {
-        StorePair<C>(out.data, i * out.stride + column, even, odd, p.value_dim - column);
-      }
-      if (p.exact_o != nullptr) {
-        if (column < p.value_dim) p.exact_o[row * p.value_dim + column] = even;
-        if (column + 1 < p.value_dim) p.exact_o[row * p.value_dim + column + 1] = odd;
-      }
-    }
-    if (pair != 0) continue;
-    if (p.lse != nullptr) {
-      p.lse[row] = sum[r] == 0.0f ? -Infinity() : (top[r] + Log2(sum[r])) * kLn2;
-    }
-    if (p.statistics == nullptr) continue;
-    p.statistics[row] = top[r];
-    p.statistics[all + row] = sum[r];
-    p.statistics[2 * all + row] = key;
+    StoreRow<C>(p, b, h, i, part, rows.top[r], sum, key, scale,
+                [&](int d, int c) { return output_at(r, d, c); });
   }
   if (C::kRelativeValues != 0) {
     ScaleTables<C>(p, p.relative_weights, b, h, begin + 16 * warp, scales);

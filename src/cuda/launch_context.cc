@@ -65,7 +65,7 @@ void LaunchContext::Launch(const char* kind, const Constants& c, int64_t x, int6
                           static_cast<uint32_t>(shared)};
   backend_.Launch(name, shape, &p_, sizeof(p_));
   if (*definition == '\0' || !LogsCalls()) return;
-  const int64_t rows = 16 * std::max<int64_t>(1, c.kRowTiles) * c.kWarps;
+  const int64_t rows = 16 * std::max<int64_t>(1, c.kRowTiles) * (c.kWarps - c.kProducers);
   const std::string kernel =
       std::string(kind) + ' ' + std::to_string(rows) + 'x' + std::to_string(c.kStep);
   if (kernels_.find(kernel) != std::string::npos) return;

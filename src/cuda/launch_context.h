@@ -89,6 +89,7 @@ class LaunchContext {
   bool Aligned(std::initializer_list<const Array*> arrays) const;
 
   int64_t BlocksToFill() const { return backend_.BlocksToFill(); }
+  bool IsHopper() const { return backend_.IsHopper(); }
 
   // The kernels that have evaluated pair functions, in the order of their first launch: the name,
   // the rows per block and the rows per tile, such as "forward 128x64". Empty unless LogsCalls().

@@ -16,8 +16,9 @@ struct Program {
   std::string text;
   std::vector<std::pair<std::string, std::string>> files;  // name, text
   std::vector<std::string> options;
-  std::string entry;  // name of the kernel function
-  std::string title;  // name used in messages
+  std::string entry;      // name of the kernel function
+  std::string title;      // name used in messages
+  bool specific = false;  // whether it needs the instructions of exactly one architecture
 };
 
 // The folders that may contain NVRTC, for a PyTorch wheel whose libraries are in `torch_lib`.

@@ -1,5 +1,5 @@
 // The score of a query-key pair. All kernels use this code, so that scores are bitwise identical,
-// except for the last rounding in the backward pass in one pass.
+// except for the last rounding in the backward pass in one pass, and for products by wgmma.
 #ifndef GNOMON_SRC_CUDA_PAIR_CUH_
 #define GNOMON_SRC_CUDA_PAIR_CUH_
 

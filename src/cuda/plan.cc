@@ -11,6 +11,8 @@ namespace {
 // registers.
 constexpr int64_t kMostOnePass = 128;
 constexpr int64_t kMostOnePassWithScalars = 64;
+// The rows of a block of the forward pass on compute capability 9.0: two groups of four warps.
+constexpr int64_t kRowsOnHopper = 128;
 
 }  // namespace
 
@@ -55,6 +57,10 @@ void Plan::Forward(const Output& out) {
   // Relative values are added to the unrounded results later.
   if (has_values && p_.exact_o == nullptr) {
     p_.exact_o = context_.New<float>(Size(context_.rows() * n_.value_dim));
+  }
+  if (RunsOnHopper()) {
+    ForwardOnHopper();
+    return;
   }
   Constants c = features_;
   c.kBiasGradient = 0;
@@ -119,6 +125,36 @@ void Plan::Forward(const Output& out) {
   if (p_.parts == 1) return;
   Constants merge = context_.OfRows();
   context_.Launch("merge", merge, Up(context_.rows(), merge.kWarps), 1, 0);
+}
+
+bool Plan::RunsOnHopper() const {
+  // Narrower heads would be padded to twice their columns.
+  const bool is_supported =
+      context_.Type() != 0 && function_.input != PairInput::kNone && Terms() == 0 &&
+      features_.kBias == 0 && std::min(n_.dim, n_.value_dim) > 32 &&
+      std::max(n_.dim, n_.value_dim) <= 128 && context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.o});
+  // A multiprocessor holds one block. Blocks must fill a GPU, and have at most an eighth more rows
+  // than blocks of 64.
+  const int64_t blocks = Up(n_.queries, kRowsOnHopper);
+  return is_supported && 2 * context_.heads() * blocks >= context_.BlocksToFill() &&
+         16 * blocks <= 9 * Up(n_.queries, 64) && context_.IsHopper();
+}
+
+void Plan::ForwardOnHopper() {
+  Constants c = features_;
+  c.kDim = Up(n_.dim, 64) * 64;
+  c.kValueDim = Up(n_.value_dim, 64) * 64;
+  c.kProducers = 4;
+  c.kWarps = c.kProducers + kRowsOnHopper / 16;
+  // Scalars and distances need registers.
+  c.kStep = function_.input == PairInput::kInnerProduct && Scalars() == 0 ? 128 : 64;
+  c.kStages = 2;
+  c.kAligned = 1;
+  const int words = KeyWords(function_.column_scalars, distance_, 0, 0);
+  const HopperLayout layout = LayoutOnHopper(Int(c.kDim), Int(c.kValueDim), Int(kRowsOnHopper),
+                                             Int(c.kStep), Int(c.kStages), words);
+  context_.Launch("forward_hopper", c, context_.heads() * Up(n_.queries, kRowsOnHopper), 1,
+                  layout.size, function_.name);
 }
 
 bool Plan::SetGradients(const Saved& saved, const Gradient& gradient) {

@@ -33,6 +33,9 @@ class Plan {
   // Sets the parameters that passes with gradients read and write, and allocates the gradients of
   // factors and head scalars per row. Returns whether these are needed.
   bool SetGradients(const Saved& saved, const Gradient& gradient);
+  // Whether the forward pass is that for compute capability 9.0.
+  bool RunsOnHopper() const;
+  void ForwardOnHopper();
   int Scalars() const;
   // The number of inputs per pair in addition to tokens, scalars and the offset bias.
   int64_t Terms() const;

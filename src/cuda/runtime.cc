@@ -57,6 +57,11 @@ RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folder
     }
   }
   options.cache = DefaultCacheFolder();
+  const std::string hopper = variable("GNOMON_HOPPER");
+  if (!hopper.empty() && hopper != "off") {
+    throw CudaError("CUDA: GNOMON_HOPPER is '" + hopper + "'; expected off or an empty value");
+  }
+  options.hopper = hopper.empty();
   return options;
 }
 
@@ -80,7 +85,7 @@ const Nvrtc& Runtime::nvrtc() {
 CubinCache::Binary Runtime::Compile(const KernelName& name, int capability) {
   const Nvrtc& compiler = nvrtc();
   const Program program = options_.program(name);
-  const std::string target = compiler.TargetFor(capability);
+  const std::string target = compiler.TargetFor(capability) + (program.specific ? "a" : "");
   std::vector<std::string> parts = {program.text, target, compiler.version()};
   for (const auto& [file, text] : program.files) {
     parts.push_back(file);
@@ -107,11 +112,7 @@ void Runtime::Load(int device, const KernelName& name, Kernel& kernel) {
   const Driver& d = driver();
   const std::lock_guard<std::mutex> lock(kernel.mutex);
   if (kernel.function != nullptr) return;
-  int wanted = 0;
-  d.Check(d.device_get(&wanted, device), "querying device " + std::to_string(device));
-  const int capability = 10 * d.Attribute(wanted, Driver::kComputeCapabilityMajor) +
-                         d.Attribute(wanted, Driver::kComputeCapabilityMinor);
-  const CubinCache::Binary binary = Compile(name, capability);
+  const CubinCache::Binary binary = Compile(name, Capability(device));
   const RelaxedCapture relaxed(d);
   Driver::Module module = nullptr;
   d.Check(d.module_load_data(&module, binary->c_str()), "loading " + Text(name));
@@ -131,6 +132,16 @@ void Runtime::Load(int device, const KernelName& name, Kernel& kernel) {
       kSharedBytesAtOnce - std::min(kernel.static_shared_bytes, kSharedBytesAtOnce);
   kernel.function = function;
 }
+
+int Runtime::Capability(int device) {
+  const Driver& d = driver();
+  int wanted = 0;
+  d.Check(d.device_get(&wanted, device), "querying device " + std::to_string(device));
+  return 10 * d.Attribute(wanted, Driver::kComputeCapabilityMajor) +
+         d.Attribute(wanted, Driver::kComputeCapabilityMinor);
+}
+
+bool Runtime::IsHopper(int device) { return options_.hopper && Capability(device) == 90; }
 
 std::string Runtime::DeviceName(int device) {
   const Driver& d = driver();

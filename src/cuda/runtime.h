@@ -25,6 +25,7 @@ struct RuntimeOptions {
   std::string driver;              // path of the driver library
   std::vector<std::string> nvrtc;  // candidate NVRTC libraries; the first that loads is used
   std::string cache;               // folder for compiled kernels; empty for no cache
+  bool hopper = true;              // whether kernels for compute capability 9.0 are used
   // Returns the source of a kernel.
   std::function<Program(const KernelName&)> program;
   // Receives warnings.
@@ -33,7 +34,8 @@ struct RuntimeOptions {
 
 // Returns the default options. The driver is $GNOMON_CUDA_DRIVER or libcuda.so.1. NVRTC is
 // $GNOMON_NVRTC or, if this is not set, a library in the folders or in the loader's search path.
-// The cache is DefaultCacheFolder(). `program` is left empty.
+// The cache is DefaultCacheFolder(). GNOMON_HOPPER=off disables kernels for compute capability 9.0.
+// `program` is left empty. Throws CudaError.
 RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folders);
 
 // All member functions are thread-safe.
@@ -56,6 +58,10 @@ class Runtime {
   // Returns the driver's name for the device. Throws CudaError.
   std::string DeviceName(int device);
 
+  // Whether the device has compute capability 9.0, whose kernels are not disabled. Throws
+  // CudaError.
+  bool IsHopper(int device);
+
  private:
   struct Kernel;
 
@@ -63,6 +69,8 @@ class Runtime {
   const Nvrtc& nvrtc();
   Kernel& Find(uint64_t context, const KernelName& name);
   void Load(int device, const KernelName& name, Kernel& kernel);
+  // The compute capability of a device (90 for 9.0).
+  int Capability(int device);
 
   const RuntimeOptions options_;
   CubinCache cache_;
@@ -86,6 +94,7 @@ class StreamBackend final : public Backend {
     runtime_.Launch(device_, stream_, name, shape, parameters, bytes);
   }
   void* Scratch(size_t bytes) override { return allocate_(bytes); }
+  bool IsHopper() const override { return runtime_.IsHopper(device_); }
 
  private:
   Runtime& runtime_;

@@ -16,10 +16,13 @@ struct Kind {
   std::string_view call;
   bool pairs;          // whether the kernel uses a pair function
   bool duals = false;  // whether it evaluates the gradient of the pair function with dual numbers
+  bool specific = false;  // whether it runs only on the architecture that it is compiled for
 };
 
 constexpr Kind kKinds[] = {
     {"forward", "cuda/forward.cuh", "Forward<Definition, Constants>", true},
+    {"forward_hopper", "cuda/hopper.cuh", "ForwardOnHopper<Definition, Constants>", true, false,
+     true},
     {"merge", "cuda/forward.cuh", "Merge<Constants>", false},
     {"backward_queries", "cuda/backward.cuh", "Backward<Definition, Constants, false>", true},
     {"backward_keys", "cuda/backward.cuh", "Backward<Definition, Constants, true>", true},
@@ -55,6 +58,8 @@ const Kind& Find(const std::string& name) {
 }  // namespace
 
 std::string KernelEntry(const KernelName& kernel) { return "gnomon_" + kernel.kind; }
+
+bool IsArchitectureSpecific(const KernelName& kernel) { return Find(kernel.kind).specific; }
 
 std::string KernelSource(const KernelName& kernel, std::string_view structure,
                          std::string_view file) {

@@ -28,7 +28,7 @@ GNOMON_DEVICE void RequestNextTile(const Copy& copy, int start, int last, int st
 // The number of rows that a block owns.
 template <class C>
 GNOMON_DEVICE constexpr int RowsInBlock() {
-  return 16 * C::kRowTiles * C::kWarps;
+  return 16 * C::kRowTiles * (C::kWarps - C::kProducers);
 }
 
 // Arrays of the pairs of a warp's rows and a tile contain those of the first 16 rows, then those of

@@ -334,6 +334,27 @@ TEST_F(CudaRuntime, ChoosesAnArchitecture) {
               HasSubstr("cannot compile for compute capability 11.0"));
 }
 
+TEST_F(CudaRuntime, KernelsForOneArchitecture) {
+  RuntimeOptions options = Options();
+  options.program = [&](const KernelName& kernel) {
+    Program program = Options().program(kernel);
+    program.specific = true;
+    return program;
+  };
+  EXPECT_THAT(*Runtime(options).Compile(dot_, 90), StartsWith("fake sm_90a "));
+  Set("capability1", 89);
+  EXPECT_TRUE(Runtime(Options()).IsHopper(0));
+  EXPECT_FALSE(Runtime(Options()).IsHopper(1));
+  setenv("GNOMON_HOPPER", "off", 1);
+  options.hopper = cuda::OptionsOfEnvironment({}).hopper;
+  EXPECT_FALSE(Runtime(options).IsHopper(0));
+  setenv("GNOMON_HOPPER", "on", 1);
+  EXPECT_EQ(ErrorOf([] { cuda::OptionsOfEnvironment({}); }),
+            "CUDA: GNOMON_HOPPER is 'on'; expected off or an empty value");
+  unsetenv("GNOMON_HOPPER");
+  EXPECT_TRUE(cuda::OptionsOfEnvironment({}).hopper);
+}
+
 TEST_F(CudaRuntime, TheKeyHasAllThatMatters) {
   std::set<std::string> expected;
   const auto compile = [&](const std::function<void(Program&)>& change, int capability = 90) {

@@ -168,6 +168,49 @@ std::string NameOfCase(const ::testing::TestParamInfo<CompiledTest::ParamType>& 
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(ChosenCases()), NameOfCase);
 
+// The forward pass on compute capability 9.0. Its register limits are those of hopper.cuh, so the
+// compiler reports the average.
+class CompiledHopperTest : public ::testing::TestWithParam<std::tuple<const char*, int64_t>> {};
+
+TEST_P(CompiledHopperTest, FitsIntoRegisters) {
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
+  const auto& [function, dim] = GetParam();
+  const Form form{.name = "",
+                  .element = dim == 64 ? Element::kBFloat16 : Element::kFloat16,
+                  .dim = dim,
+                  .heads = 64,
+                  .hopper = true};
+  int found = 0;
+  for (const auto& [name, shape] : KernelsOf(FindPairFunction(function), form, Passes::kForward)) {
+    if (name.definition.empty()) continue;
+    EXPECT_EQ(name.kind, "forward_hopper");
+    const CompiledKernel compiled = CompileFor(90, CudaProgram(name));
+    EXPECT_LE(compiled.stack, kMostStack);
+    EXPECT_LE(compiled.spilled, kMostStack);
+    EXPECT_FALSE(compiled.serialized);
+    ++found;
+  }
+  EXPECT_EQ(found, 1);
+}
+
+std::vector<std::tuple<const char*, int64_t>> HopperCases() {
+  std::vector<std::tuple<const char*, int64_t>> cases = {
+      {"dot", 64}, {"dot", 128}, {"penumbral", 64}};
+  if (!TestsAllForms()) return cases;
+  cases.clear();
+  for (const PairFunction* function : PairFunctions()) {
+    if (function->input == PairInput::kNone) continue;
+    for (const int64_t dim : {64, 128}) cases.emplace_back(function->name, dim);
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CompiledHopperTest, ::testing::ValuesIn(HopperCases()),
+                         [](const auto& test) {
+                           return std::get<0>(test.param) + std::to_string(std::get<1>(test.param));
+                         });
+
 // Returns the compiler's error for the forward pass of a pair function.
 std::string ErrorOfCompiling(const PairFunction& function) {
   for (const auto& [name, shape] : KernelsOf(function, kForms[0])) {

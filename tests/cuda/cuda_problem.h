@@ -88,6 +88,7 @@ struct CudaOptions {
   Element element = Element::kFloat32;
   EmulatedOrder order = {};
   bool fills = false;  // whether one block counts as enough to fill a GPU
+  bool is_hopper = false;
   bool keeps_exact_o = true;
   bool keeps_statistics = true;
   bool forward_only = false;
@@ -101,7 +102,7 @@ struct CudaOptions {
 inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
                               EmulatedBackend* used = nullptr) {
   const ProblemOptions& options = p.options;
-  EmulatedBackend own(how.order, how.fills ? 1 : 264);
+  EmulatedBackend own(how.order, how.fills ? 1 : 264, how.is_hopper);
   EmulatedBackend& backend = used != nullptr ? *used : own;
   Elements x(p.x, how.element);
   Elements y(p.y, how.element);

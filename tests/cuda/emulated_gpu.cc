@@ -45,7 +45,7 @@ cuda::KernelName NameOf(const std::string& unit) {
     if (known.structure != structure) continue;
     name.kind = known.kind;
     name.definition = known.definition;
-    const std::string source = known.kind == "primitives"
+    const std::string source = known.kind.ends_with("primitives")
                                    ? PrimitivesSource(name)
                                    : cuda::KernelSource(name, structure, file);
     if (unit.starts_with(source)) return name;

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
+#include "emulated_asynchronous.h"
+#include "emulated_block.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -24,10 +24,10 @@ namespace gnomon::device {
 
 ThreadState state;
 
-namespace {
+Block* block = nullptr;
 
-constexpr int kLanes = 32;
-constexpr size_t kStack = size_t{1} << 18;
+Block::Block() = default;
+Block::~Block() = default;
 
 std::string At(Place place) {
   const std::string file = place.file_name();
@@ -38,12 +38,9 @@ std::string At(Place place) {
                            ": " + what);
 }
 
+namespace {
+
 // AddressSanitizer must know the current stack to find the frames that an exception unwinds.
-struct Stack {
-  const void* bottom = nullptr;
-  size_t size = 0;
-  void* fake = nullptr;
-};
 #if defined(__SANITIZE_ADDRESS__)
 void Leave(Stack& from, const Stack& to) {
   __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.size);
@@ -64,10 +61,6 @@ void Clear(const Stack& /*stack*/) {}
 
 // Execution contexts of fibers.
 #if defined(__x86_64__)
-struct Context {
-  Stack stack;
-  void* stack_pointer = nullptr;
-};
 extern "C" void gnomon_emulation_switch(void** from, void* to);
 asm(R"(
 .text
@@ -103,10 +96,6 @@ void Prepare(Context& context, char* stack, void (*main)()) {
   context.stack_pointer = top;
 }
 #else
-struct Context {
-  Stack stack;
-  ucontext_t context;
-};
 void SwitchStacks(Context& from, Context& to) { swapcontext(&from.context, &to.context); }
 void Prepare(Context& context, char* stack, void (*main)()) {
   getcontext(&context.context);
@@ -126,92 +115,12 @@ void Start(Context& context, char* stack, void (*main)()) {
   Prepare(context, stack, main);
 }
 
-struct AsyncCopy {
-  void* to;
-  const void* from;
-  int bytes;
-  int size;
-  int group;
-};
-
-struct Fiber {
-  Context context;
-  std::unique_ptr<char[]> stack{new char[kStack]};
-  bool done = false;
-  // The completion count of the barrier or warp-level operation that the fiber waits for, and the
-  // value of that count when the wait began.
-  const int* held = nullptr;
-  int held_before = 0;
-  // The counter that the fiber waits for, and the count.
-  const int* counter = nullptr;
-  int count = 0;
-  std::vector<AsyncCopy> copies;
-  int groups = 0;
-};
-
-struct Meeting {
-  int size = 0;
-  int arrived = 0;
-  int held = 0;
-  Place place;
-  Work work = nullptr;
-  int argument = 0;
-  Slot in[2][kLanes];
-  Slot out[2][kLanes];
-};
-
-// The state of two bytes of shared memory.
-struct Shadow {
-  bool written = false;
-  int writer = -1;
-  int write_epoch = -1;
-  int reader = -1;  // -2: several
-  int read_epoch = -1;
-  int on_its_way = -1;  // the thread whose copy is in flight
-};
-
-// An addition to global memory that other blocks cannot see yet.
-struct Addition {
-  float* to;
-  float value;
-  int thread;
-  int epoch;
-};
-
-struct Block {
-  int block_x = 0;
-  int block_y = 0;
-  unsigned char* shared = nullptr;
-  std::vector<std::unique_ptr<Fiber>> fibers;
-  std::vector<Meeting> warps;
-  Meeting all;
-  Context scheduler;
-  std::vector<Shadow> shadow;
-  std::vector<unsigned char> memory;
-  int threads = 0;
-  int epoch = 0;
-  bool early = false;
-  std::vector<Addition> additions;
-  std::exception_ptr error;
-  testing::EmulatedKernel kernel = nullptr;
-  const cuda::Parameters* parameters = nullptr;
-};
-// The block whose fiber runs.
-Block* block = nullptr;
 // The blocks that have added to sums without a fence.
 std::unordered_map<const float*, const Block*> adding;
 
 void Apply(const Addition& addition) {
   *addition.to += addition.value;
   adding.erase(addition.to);
-}
-
-Fiber& Self() { return *block->fibers[static_cast<size_t>(state.thread)]; }
-
-void Yield() {
-  // The scheduler restores state.thread.
-  Switch(Self().context, block->scheduler);
-  if (block->error) std::abort();
 }
 
 void Main() {
@@ -221,6 +130,7 @@ void Main() {
     if (!Self().copies.empty()) {
       Fail("the block ends before an asynchronous copy does", Place::current());
     }
+    if (block->asynchronous) block->asynchronous->EndThread();
   } catch (...) {
     block->error = std::current_exception();
   }
@@ -229,26 +139,14 @@ void Main() {
   std::abort();
 }
 
-// Waits until all fibers of the meeting have arrived. The last one calls last() and continues
-// immediately.
-template <class Last>
-void Arrive(Meeting& meeting, Place place, const Last& last) {
-  if (meeting.arrived == 0) {
-    meeting.place = place;
-  } else if (meeting.place.line() != place.line() ||
-             std::strcmp(meeting.place.file_name(), place.file_name()) != 0) {
-    Fail("other threads wait at " + At(meeting.place), place);
-  }
-  Fiber& self = Self();
-  self.held_before = meeting.held;
-  if (++meeting.arrived == meeting.size) {
-    last();
-    meeting.arrived = 0;
-    ++meeting.held;
-    return;
-  }
-  self.held = &meeting.held;
-  Yield();
+}  // namespace
+
+Fiber& Self() { return *block->fibers[static_cast<size_t>(state.thread)]; }
+
+void Yield() {
+  // The scheduler restores state.thread.
+  Switch(Self().context, block->scheduler);
+  if (block->error) std::abort();
 }
 
 Shadow* ShadowOf(const void* at, int bytes, Place place) {
@@ -262,13 +160,15 @@ Shadow* ShadowOf(const void* at, int bytes, Place place) {
   return block->shadow.data() + offset / 2;
 }
 
-}  // namespace
-
 void CheckRead(const void* from, int bytes, Place place) {
   Shadow* const first = ShadowOf(from, bytes, place);
   const int self = state.thread;
   const int epoch = block->epoch;
   for (Shadow* s = first; s < first + bytes / 2; ++s) {
+    if (block->asynchronous) {
+      block->asynchronous->CheckRead(*s, place);
+      continue;
+    }
     if (s->on_its_way >= 0) Fail("reads memory that an asynchronous copy still writes", place);
     if (!s->written) Fail("reads unwritten memory", place);
     if (s->write_epoch == epoch && s->writer != self) {
@@ -301,6 +201,10 @@ void CheckOverwrite(const Shadow& s, Place place) {
 void CheckWrite(const void* to, int bytes, Place place) {
   Shadow* const first = ShadowOf(to, bytes, place);
   for (Shadow* s = first; s < first + bytes / 2; ++s) {
+    if (block->asynchronous) {
+      block->asynchronous->CheckWrite(*s, place);
+      continue;
+    }
     CheckOverwrite(*s, place);
     s->written = true;
     s->writer = state.thread;
@@ -314,11 +218,16 @@ void Copy(void* to, const void* from, int bytes, int size, Place place) {
     Fail("copies from an address that is not aligned", place);
   }
   Shadow* const first = ShadowOf(to, size, place);
+  Fiber& self = Self();
+  if (block->asynchronous) {
+    self.copies.push_back({to, from, bytes, size, self.groups});
+    block->asynchronous->StartCopy(self.copies.back(), first, place);
+    return;
+  }
   for (Shadow* s = first; s < first + size / 2; ++s) {
     CheckOverwrite(*s, place);
     s->on_its_way = state.thread;
   }
-  Fiber& self = Self();
   self.copies.push_back({to, from, bytes, size, self.groups});
   if (block->early) {
     std::memset(to, 0, static_cast<size_t>(size));
@@ -330,8 +239,13 @@ void CopyCommit() { ++Self().groups; }
 
 void WaitForCopies(int groups) {
   Fiber& self = Self();
+  int last = 0;
   std::erase_if(self.copies, [&](const AsyncCopy& copy) {
     if (copy.group >= self.groups - groups) return false;
+    if (block->asynchronous) {
+      last = std::max(last, copy.number);
+      return true;
+    }
     if (!block->early) {
       std::memset(copy.to, 0, static_cast<size_t>(copy.size));
       if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
@@ -345,6 +259,7 @@ void WaitForCopies(int groups) {
     }
     return true;
   });
+  if (block->asynchronous) block->asynchronous->FinishCopies(last);
 }
 
 int TakeTicket(int* next) { return (*next)++; }
@@ -380,7 +295,10 @@ void LoadSums(float (&c)[4], const float* from) {
 }
 
 void Barrier(Place place) {
-  Arrive(block->all, place, [] { ++block->epoch; });
+  Arrive(block->all, place, [] {
+    ++block->epoch;
+    if (block->asynchronous) block->asynchronous->BarrierOfAll();
+  });
 }
 
 Slot Meet(const Slot& in, Work work, int argument, Place place) {
@@ -423,10 +341,12 @@ double PowerOfTwo(double a) {
   return a;
 }
 
-// Computes sum += a * b with the arithmetic of tensor cores: all terms are truncated one bit after
-// the last bit of the largest term, and the result after its own last bit (Fasi et al. 2021,
-// "Numerical behavior of NVIDIA tensor cores").
-void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], int depth) {
+}  // namespace
+
+// See Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores".
+void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], int depth,
+               int bits) {
+  const double cut = std::ldexp(1.0, -bits);
   double addends[17][8];
   double largest[8];
   double all[8];
@@ -447,7 +367,7 @@ void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], i
       for (int k = 0; k < depth; ++k) sum[c] += static_cast<float>(addends[k][c]);
       continue;
     }
-    const double unit = PowerOfTwo(largest[c]) * 0x1p-24;
+    const double unit = PowerOfTwo(largest[c]) * cut;
     const double inverse = 1 / unit;
     int units = static_cast<int>(addends[16][c] * inverse);
     for (int k = 0; k < depth; ++k) units += static_cast<int>(addends[k][c] * inverse);
@@ -456,8 +376,6 @@ void AddCutOff(float (&sum)[8], const float (&a)[16], const float (&b)[16][8], i
     sum[c] = std::fabs(rounded) > std::fabs(exact) ? std::nextafter(rounded, 0.0f) : rounded;
   }
 }
-
-}  // namespace
 
 void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
   float a[16][16];
@@ -489,7 +407,7 @@ void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
       sum[lane / 4 + n / 2 * 8][2 * (lane % 4) + n % 2] = in[lane].f[n];
     }
   }
-  for (int r = 0; r < 16; ++r) AddCutOff(sum[r], a[r], b, depth);
+  for (int r = 0; r < 16; ++r) AddCutOff(sum[r], a[r], b, depth, 24);
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int n = 0; n < 4; ++n) {
       out[lane].f[n] = sum[lane / 4 + n / 2 * 8][2 * (lane % 4) + n % 2];
@@ -499,6 +417,9 @@ void MultiplyOfWarp(const Slot* in, Slot* out, int type) {
 
 void ShuffleOfWarp(const Slot* in, Slot* out, int /*argument*/) {
   for (int lane = 0; lane < kLanes; ++lane) out[lane].f[0] = in[in[lane].u[1] % kLanes].f[0];
+}
+void BarrierOfWarp(const Slot* /*in*/, Slot* /*out*/, int /*argument*/) {
+  if (block->asynchronous) block->asynchronous->BarrierOfWarp();
 }
 void VoteOfWarp(const Slot* in, Slot* out, int /*argument*/) {
   const bool any = std::any_of(in, in + kLanes, [](const Slot& slot) { return slot.u[0] != 0; });
@@ -597,6 +518,10 @@ void StartBlock(device::Block& to, const cuda::LaunchShape& shape, uint32_t at,
   to.early = order.early_copies;
   to.additions.clear();
   to.error = nullptr;
+  to.asynchronous.reset();
+  if (device::Constants::kProducers != 0) {
+    to.asynchronous = std::make_unique<device::AsynchronousState>(threads, order.early_copies);
+  }
   // With these bytes, numbers of all types are NaN.
   to.memory.assign(shape.shared_bytes + 16, 0xff);
   const auto misplaced = reinterpret_cast<uintptr_t>(to.memory.data()) % 16;
@@ -656,6 +581,12 @@ bool Ends(device::Block& of) {
   const bool is_done = std::all_of(of.fibers.begin(), of.fibers.begin() + of.threads,
                                    [](const auto& fiber) { return fiber->done; });
   if (!is_done) return false;
+  if (of.asynchronous) {
+    while (of.asynchronous->Land(/*all=*/true)) {
+    }
+    device::block = &of;
+    of.asynchronous->EndBlock();
+  }
   for (const device::Addition& addition : of.additions) device::Apply(addition);
   return true;
 }
@@ -664,6 +595,9 @@ bool Ends(device::Block& of) {
   for (int t = 0; t < of.threads; ++t) {
     const device::Fiber& fiber = *of.fibers[static_cast<size_t>(t)];
     if (fiber.done) continue;
+    if (fiber.counter != nullptr && of.asynchronous) {
+      throw std::runtime_error("emulation: threads wait for a phase that never ends");
+    }
     if (fiber.counter != nullptr) {
       throw std::runtime_error("emulation: block " + std::to_string(of.block_x) +
                                " waits for a count of " + std::to_string(fiber.count) +
@@ -671,7 +605,8 @@ bool Ends(device::Block& of) {
     }
     const device::Meeting& warp = of.warps[static_cast<size_t>(t / device::kLanes)];
     throw std::runtime_error(
-        "emulation: " + device::At(warp.arrived > 0 ? warp.place : of.all.place) +
+        "emulation: " +
+        device::At(warp.arrived > 0 || of.asynchronous ? warp.place : of.all.place) +
         ": threads wait for others that never arrive");
   }
   std::abort();
@@ -708,8 +643,9 @@ void RunGrid(const cuda::LaunchShape& shape, EmulatedKernel kernel,
     bool ran = false;
     for (size_t n = 0; n < running.size() && !ran; ++n) {
       device::Block& chosen = *running[(first + n) % running.size()];
-      for (uint32_t turns = 1 + (random >> 24) % 32; turns > 0 && RunWarps(chosen, order);
-           --turns) {
+      for (uint32_t turns = 1 + (random >> 24) % 32; turns > 0; --turns) {
+        const bool landed = chosen.asynchronous && chosen.asynchronous->Land(/*all=*/false);
+        if (!RunWarps(chosen, order) && !landed) break;
         ran = true;
       }
     }

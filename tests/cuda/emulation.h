@@ -7,6 +7,7 @@
 //   - all blocks that run wait for counts that the others never store;
 //   - two blocks add to a sum without a fence in between;
 //   - ldmatrix or a copy is misaligned, or a copy is too large.
+// emulated_wgmma.h lists the errors that it detects in kernels whose warps run apart.
 // It cannot detect its own wrong assumptions about PTX, such as the order of numbers in fragments.
 // It does not emulate performance or, except for additions to sums, weak memory ordering.
 #ifndef GNOMON_TESTS_CUDA_EMULATION_H_
@@ -128,6 +129,7 @@ void LoadMatricesOfWarp(const Slot* in, Slot* out, int transpose);
 void MultiplyOfWarp(const Slot* in, Slot* out, int type);
 void ShuffleOfWarp(const Slot* in, Slot* out, int);
 void VoteOfWarp(const Slot* in, Slot* out, int);
+void BarrierOfWarp(const Slot* in, Slot* out, int);
 
 template <bool kTranspose>
 void LoadMatrices(uint32 (&r)[4], const void* first, int offset, Place place = Place::current()) {
@@ -164,7 +166,7 @@ inline bool AnyOfWarp(bool a, Place place = Place::current()) {
   return Meet(slot, VoteOfWarp, 0, place).u[0] != 0;
 }
 
-inline void WarpBarrier(Place place = Place::current()) { Meet({}, ShuffleOfWarp, 0, place); }
+inline void WarpBarrier(Place place = Place::current()) { Meet({}, BarrierOfWarp, 0, place); }
 
 inline int Fresh(int a) { return a; }
 inline float Larger(float a, float b) { return std::fmax(a, b); }
@@ -245,8 +247,9 @@ struct EmulatedOrder {
 
 class EmulatedBackend final : public cuda::Backend {
  public:
-  explicit EmulatedBackend(EmulatedOrder order = {}, int64_t blocks_to_fill = 264)
-      : order_(order), blocks_to_fill_(blocks_to_fill) {}
+  explicit EmulatedBackend(EmulatedOrder order = {}, int64_t blocks_to_fill = 264,
+                           bool is_hopper = false)
+      : order_(order), blocks_to_fill_(blocks_to_fill), is_hopper_(is_hopper) {}
   ~EmulatedBackend() override;
   EmulatedBackend(const EmulatedBackend&) = delete;
   EmulatedBackend& operator=(const EmulatedBackend&) = delete;
@@ -256,6 +259,7 @@ class EmulatedBackend final : public cuda::Backend {
               size_t bytes) override;
   void* Scratch(size_t bytes) override;
   int64_t BlocksToFill() const override { return blocks_to_fill_; }
+  bool IsHopper() const override { return is_hopper_; }
 
   const std::vector<cuda::KernelName>& launched() const { return launched_; }
   int64_t largest_shared() const { return largest_shared_; }
@@ -263,11 +267,14 @@ class EmulatedBackend final : public cuda::Backend {
  private:
   EmulatedOrder order_;
   int64_t blocks_to_fill_;
+  bool is_hopper_;
   std::vector<void*> scratch_;
   std::vector<cuda::KernelName> launched_;
   int64_t largest_shared_ = 0;
 };
 
 }  // namespace gnomon::testing
+
+#include "emulated_wgmma.h"
 
 #endif  // GNOMON_TESTS_CUDA_EMULATION_H_

@@ -41,10 +41,11 @@ int NumberBefore(const std::string& log, const std::string& words) {
 
 CompiledKernel CompileFor(int capability, cuda::Program program) {
   program.options.emplace_back("--ptxas-options=-v");
-  const std::string target = "sm_" + std::to_string(capability);
+  std::string target = "sm_" + std::to_string(capability);
   if (InstalledNvrtc()->TargetFor(capability) != target) {
     throw std::runtime_error("NVRTC does not compile for " + target);
   }
+  if (program.specific) target += "a";
   std::string log;
   std::string cubin = InstalledNvrtc()->Compile(program, target, &log);
   if (!cubin.starts_with("\x7f"
@@ -54,7 +55,8 @@ CompiledKernel CompileFor(int capability, cuda::Program program) {
   return {.cubin = std::move(cubin),
           .registers = NumberBefore(log, "registers"),
           .stack = NumberBefore(log, "bytes stack frame"),
-          .spilled = NumberBefore(log, "bytes spill stores")};
+          .spilled = NumberBefore(log, "bytes spill stores"),
+          .serialized = log.find("serialized") != std::string::npos};
 }
 
 }  // namespace gnomon::testing

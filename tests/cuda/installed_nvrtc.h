@@ -19,9 +19,10 @@ const cuda::Nvrtc* InstalledNvrtc();
 
 struct CompiledKernel {
   std::string cubin;
-  int registers;  // per thread
-  int stack;      // bytes per thread
-  int spilled;    // bytes of spilled registers per thread, counted per spill
+  int registers;    // per thread
+  int stack;        // bytes per thread
+  int spilled;      // bytes of spilled registers per thread, counted per spill
+  bool serialized;  // whether products wait for each other (wgmma)
 };
 
 // Compiles the program for the compute capability with InstalledNvrtc(). Throws CudaError if that

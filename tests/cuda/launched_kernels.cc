@@ -16,6 +16,9 @@ namespace {
 
 class Recorder final : public cuda::Backend {
  public:
+  explicit Recorder(bool is_hopper) : is_hopper_(is_hopper) {}
+
+  bool IsHopper() const override { return is_hopper_; }
   void Launch(const cuda::KernelName& name, const cuda::LaunchShape& shape,
               const void* /*parameters*/, size_t /*bytes*/) override {
     const auto is_known = [&](const LaunchedKernel& kernel) { return kernel.name == name; };
@@ -31,6 +34,7 @@ class Recorder final : public cuda::Backend {
   const std::vector<LaunchedKernel>& kernels() const { return kernels_; }
 
  private:
+  bool is_hopper_;
   std::vector<LaunchedKernel> kernels_;
 };
 
@@ -84,7 +88,7 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
     in.temperature = numbers;
     gradient.temperature = numbers;
   }
-  Recorder backend;
+  Recorder backend(form.hopper);
   const cuda::Saved saved{tokens, numbers, tokens, numbers, numbers};
   if (passes == Passes::kTangents) {
     ForwardTangents(function, in, in, saved, {numbers, numbers}, backend);

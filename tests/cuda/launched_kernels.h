@@ -21,8 +21,9 @@ struct Form {
   bool biases;  // two-part key biases and pair biases
   bool tables;  // layouts: biases, relative keys and values
   bool temperature;
-  int64_t heads = 2;   // with few heads, the keys are divided into parts
-  bool factor = true;  // whether the gradients of factors and scalars of heads are computed
+  int64_t heads = 2;    // with few heads, the keys are divided into parts
+  bool factor = true;   // whether the gradients of factors and scalars of heads are computed
+  bool hopper = false;  // whether the GPU has compute capability 9.0
 };
 
 // kTangents: the derivatives of both passes.

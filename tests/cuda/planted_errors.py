@@ -62,6 +62,7 @@ class Builder:
                 if re.search(r"gnomon_cuda_(tests|compiler)\.dir", entry["output"])
             ),
             *self.emulation.glob("emulation.cc.o"),
+            *self.emulation.glob("emulated_wgmma.cc.o"),
             *self.emulation.glob("primitives_program.cc.o"),
         ]
 
@@ -83,6 +84,7 @@ class Builder:
             text = source.read_text()
             if "primitive_calls.cuh" in text:
                 text += (HERE / "primitive_calls.cuh").read_text()
+                text += (HERE / "wgmma_calls.cuh").read_text()
             if changed in included(text):
                 objects.append(self.compile(folder, source))
             else:
@@ -113,7 +115,9 @@ def structs_of(error: Planted) -> list[str]:
 
 def filter_of(tests: str) -> str:
     """Removes the pair functions from the names of tests that do not have them as parameters."""
-    return re.sub(r"((?:WideHeads|KeyBias|Shift|OnePass)Test\.\*|Near\*)[a-z+]+", r"\1", tests)
+    return re.sub(
+        r"((?:WideHeads|KeyBias|Shift|OnePass|HopperShift)Test\.\*|Near\*)[a-z+]+", r"\1", tests
+    )
 
 
 def main() -> int:

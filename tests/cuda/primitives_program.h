@@ -11,6 +11,9 @@
 namespace gnomon::testing {
 
 cuda::KernelName PrimitivesName(cuda::Element element, bool aligned);
+// The kernel that calls those of compute capability 9.0 (wgmma_calls.cuh). `columns`: kStep and
+// kValueDim.
+cuda::KernelName WgmmaName(cuda::Element element, int columns);
 // Returns the source of the kernel's translation unit.
 std::string PrimitivesSource(const cuda::KernelName& name);
 cuda::Program PrimitivesProgram(const cuda::KernelName& name);

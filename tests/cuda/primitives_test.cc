@@ -27,6 +27,7 @@
 #include "primitives_program.h"
 // Must follow emulation.h:
 #include "primitive_calls.cuh"
+#include "wgmma_calls.cuh"
 
 namespace gnomon::testing {
 namespace {
@@ -43,12 +44,16 @@ struct Launch {
   int count = 0;  // Parameters::queries
   std::array<int64_t, 3> stride = {};
   std::array<uint32_t, 3> grid = {1, 1, 1};
+  uint32_t threads = calls::kThreads;
+  uint32_t shared_bytes = kSharedBytes;
 };
 
 // A device that runs the kernel that calls the primitives.
 class Machine {
  public:
   virtual ~Machine() = default;
+  // Whether it has the instructions of compute capability 9.0.
+  virtual bool IsHopper() { return true; }
   // Returns the `size` words that the kernel writes.
   Words Run(const cuda::KernelName& name, const Launch& launch, const Words& in, size_t size) {
     cuda::Parameters parameters{};
@@ -74,7 +79,7 @@ class Emulation final : public Machine {
       parameters.x.data = from.data();
       parameters.o.data = to.data();
       EmulatedBackend(Order(order))
-          .Launch(name, {launch.grid, calls::kThreads, kSharedBytes}, &parameters,
+          .Launch(name, {launch.grid, launch.threads, launch.shared_bytes}, &parameters,
                   sizeof(parameters));
       if (order == 0) first = to;
       EXPECT_EQ(to, first) << "in order " << order;
@@ -98,6 +103,7 @@ class Gpu final : public Machine {
     library_.Bind("cuMemcpyHtoD_v2", to_device_);
     library_.Bind("cuMemcpyDtoH_v2", to_host_);
   }
+  bool IsHopper() override { return runtime_.IsHopper(0); }
 
  protected:
   Words RunWith(const cuda::KernelName& name, const Launch& launch, cuda::Parameters& parameters,
@@ -107,8 +113,8 @@ class Gpu final : public Machine {
     const Memory to(*this, out);
     parameters.x.data = from.data();
     parameters.o.data = to.data();
-    runtime_.Launch(0, nullptr, name, {launch.grid, calls::kThreads, kSharedBytes}, &parameters,
-                    sizeof(parameters));
+    runtime_.Launch(0, nullptr, name, {launch.grid, launch.threads, launch.shared_bytes},
+                    &parameters, sizeof(parameters));
     // The copy waits for the launch.
     driver_.Check(to_host_(out.data(), to.address(), 4 * out.size()), "copying to the host");
     return out;
@@ -191,6 +197,8 @@ class PrimitivesTest : public ::testing::TestWithParam<std::tuple<Place, Element
   Words Run(const Launch& launch, const Words& in, size_t size, bool aligned = true) {
     return machine_->Run(PrimitivesName(element(), aligned), launch, in, size);
   }
+
+  Machine& machine() { return *machine_; }
 
   std::mt19937 random_{5};
 
@@ -677,6 +685,42 @@ TEST_P(PrimitivesTest, SumsInTheOrderOfTickets) {
   for (size_t n = 0; n < kNumbers; ++n) ASSERT_EQ(FloatOf(out[n]), expected[n]) << n;
 }
 
+// Products by groups of warps, whose operands other warps copy. Sums of integers are exact.
+TEST_P(PrimitivesTest, ProductsOfGroups) {
+  if (element() == Element::kFloat32) GTEST_SKIP() << "the products are of 16-bit numbers";
+  if (!machine().IsHopper()) GTEST_SKIP() << "needs compute capability 9.0";
+  constexpr size_t kRounds = calls::kGroupRounds;
+  constexpr size_t kRows = calls::kGroupRowsOfX;
+  constexpr size_t kDim = calls::kGroupDim;
+  for (const size_t columns : {64, 128}) {
+    SCOPED_TRACE(columns);
+    // X, then Y and V of each round. Scores are at most 128, so that bf16 represents them.
+    std::vector<double> numbers(kRows * kDim + kRounds * columns * (kDim + columns));
+    for (double& number : numbers) number = static_cast<int>(random_() % 3) - 1.0;
+    const double* const x = numbers.data();
+    const size_t scores = kRows * columns;
+    const Launch launch = {.call = calls::kIndices,
+                           .threads = 384,
+                           .shared_bytes = static_cast<uint32_t>(calls::kGroupSharedBytes)};
+    const Words out = machine().Run(WgmmaName(element(), static_cast<int>(columns)), launch,
+                                    AsWords(numbers, element()), (kRounds + 1) * scores);
+    std::vector<double> o(scores);
+    for (size_t round = 0; round < kRounds; ++round) {
+      const double* const y = x + kRows * kDim + round * columns * (kDim + columns);
+      const double* const v = y + columns * kDim;
+      for (size_t i = 0; i < kRows; ++i) {
+        for (size_t j = 0; j < columns; ++j) {
+          double s = 0;
+          for (size_t d = 0; d < kDim; ++d) s += x[i * kDim + d] * y[j * kDim + d];
+          ASSERT_EQ(FloatOf(out[round * scores + i * columns + j]), s) << i << " " << j;
+          for (size_t d = 0; d < columns; ++d) o[i * columns + d] += s * v[j * columns + d];
+        }
+      }
+    }
+    for (size_t n = 0; n < scores; ++n) ASSERT_EQ(FloatOf(out[kRounds * scores + n]), o[n]) << n;
+  }
+}
+
 // Compiles the kernel with NVRTC for each architecture. All arrays must be in registers, so that it
 // needs no stack.
 class CompiledPrimitivesTest : public ::testing::TestWithParam<std::tuple<int, Element>> {};
@@ -691,6 +735,18 @@ TEST_P(CompiledPrimitivesTest, FitIntoRegisters) {
       CompileFor(architecture, PrimitivesProgram(PrimitivesName(element, aligned)));
   EXPECT_EQ(compiled.stack, 0);
   EXPECT_EQ(compiled.spilled, 0);
+}
+
+TEST(CompiledWgmmaTest, FitsIntoRegisters) {
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
+  for (const auto& [element, columns] :
+       {std::pair(Element::kBFloat16, 64), std::pair(Element::kFloat16, 128)}) {
+    const CompiledKernel compiled = CompileFor(90, PrimitivesProgram(WgmmaName(element, columns)));
+    EXPECT_EQ(compiled.stack, 0);
+    EXPECT_EQ(compiled.spilled, 0);
+    EXPECT_FALSE(compiled.serialized);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledPrimitivesTest,

@@ -39,10 +39,11 @@ void Write(const std::string& folder, int capability, const LaunchedKernel& kern
   if (!file.flush()) throw std::runtime_error("cannot write " + path);
   std::printf(
       "{\"kernel\": \"%s\", \"capability\": %d, \"path\": \"%s\", \"threads\": %u, "
-      "\"shared_bytes\": %u, \"registers\": %d, \"rows\": %d, \"step\": %d}\n",
+      "\"shared_bytes\": %u, \"registers\": %d, \"rows\": %d, \"step\": %d, \"producers\": %d}\n",
       label.c_str(), capability, path.c_str(), kernel.shape.threads, kernel.shape.shared_bytes,
       compiled.registers, static_cast<int>(16 * ConstantOf(kernel.name, "kRowTiles")),
-      static_cast<int>(ConstantOf(kernel.name, "kStep")));
+      static_cast<int>(ConstantOf(kernel.name, "kStep")),
+      static_cast<int>(ConstantOf(kernel.name, "kProducers")));
 }
 
 void Run(const std::vector<std::string>& words) {
@@ -54,20 +55,22 @@ void Run(const std::vector<std::string>& words) {
   std::set<std::string> written;
   for (const char* name : {"dot", "laplacian", "umbral", "penumbral"}) {
     for (const int64_t dim : {64, 128}) {
-      for (const bool factor : {true, false}) {
-        const Form form{.name = "",
-                        .element = cuda::Element::kBFloat16,
-                        .dim = dim,
-                        .heads = 64,
-                        .factor = factor};
-        for (const LaunchedKernel& kernel : KernelsOf(FindPairFunction(name), form)) {
+      const auto write = [&](const Form& form, Passes passes) {
+        for (const LaunchedKernel& kernel : KernelsOf(FindPairFunction(name), form, passes)) {
           if (kernel.name.definition.empty()) continue;
           const std::string label = kernel.name.kind + "-" + name + "-" + std::to_string(dim);
           if (!chosen.empty() && std::ranges::find(chosen, label) == chosen.end()) continue;
           if (!written.insert(label).second) continue;
           Write(words[0], std::stoi(words[1]), kernel, label);
         }
+      };
+      Form form{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
+      for (const bool factor : {true, false}) {
+        form.factor = factor;
+        write(form, Passes::kBoth);
       }
+      form.hopper = true;
+      if (words[1] == "90") write(form, Passes::kForward);
     }
   }
   if (!chosen.empty() && written.size() != chosen.size()) {

@@ -45,11 +45,27 @@ BUDGETS = {
     "backward_queries-penumbral-128": (17.21, 4.15, 2),
     "backward_keys-penumbral-128": (15.08, 3.88, 2),
 }
+# For the forward pass on compute capability 9.0: instructions per tile of the warps that multiply.
+HOPPER_BUDGETS = {
+    "forward_hopper-dot-64": 547,
+    "forward_hopper-dot-128": 566,
+    "forward_hopper-laplacian-64": 526,
+    "forward_hopper-laplacian-128": 560,
+    "forward_hopper-umbral-64": 645,
+    "forward_hopper-umbral-128": 684,
+    "forward_hopper-penumbral-64": 1143,
+    "forward_hopper-penumbral-128": 1180,
+}
 # Other versions of NVRTC schedule differently.
 SLACK = 1.06
 # Kernels that `make test` compiles; `make test-long` compiles all.
 SOME = {
-    90: ["forward-dot-64", "backward-dot-64", "backward_keys-dot-64"],
+    90: [
+        "forward-dot-64",
+        "backward-dot-64",
+        "backward_keys-dot-64",
+        "forward_hopper-dot-64",
+    ],
     80: ["forward-umbral-64"],
 }
 
@@ -72,8 +88,23 @@ def kernels_of(folder, capability, names):
     return {kernel["kernel"]: kernel for kernel in map(json.loads, done.stdout.splitlines())}
 
 
+def check_hopper(kernel, nvdisasm):
+    # The path is that of a group of warps that multiplies: it waits for the tile, for its turn and
+    # for its products.
+    path = sass.common_path(kernel, nvdisasm)
+    assert path is not None
+    assert sass.count(path, "BAR.SYNC") == sass.count(path, "BAR.ARV") == 1
+    assert sass.count(path, "WARPGROUP.DEPBAR") == 2
+    assert sass.count(path, sass.COPY) == 0
+    assert len(path) <= SLACK * HOPPER_BUDGETS[kernel["kernel"]]
+    assert sass.resident_blocks(kernel) == 1
+
+
 def check(kernel, nvdisasm):
     name = kernel["kernel"]
+    if name in HOPPER_BUDGETS:
+        check_hopper(kernel, nvdisasm)
+        return
     # The path is that of a whole tile: it copies the next tile and has a single barrier. In one
     # pass, a second barrier separates the score gradients from the products that read them.
     path = sass.common_path(kernel, nvdisasm)
@@ -104,8 +135,9 @@ def test_kernels_keep_their_budgets(tmp_path, nvdisasm, capability):
 @pytest.mark.parametrize("capability", SOME)
 def test_all_kernels_keep_their_budgets(tmp_path, nvdisasm, capability):
     kernels = kernels_of(tmp_path, capability, [])
-    assert kernels.keys() >= BUDGETS.keys()
-    for name in BUDGETS:
+    names = BUDGETS.keys() | (HOPPER_BUDGETS.keys() if capability == 90 else set())
+    assert kernels.keys() >= names
+    for name in names:
         check(kernels[name], nvdisasm)
 
 
@@ -138,3 +170,32 @@ def test_the_model_waits_for_results():
     path = instructions(*["MUFU.EX2"] * 50, sets=0, waits=1)
     found = cuda_model.predict(path, 90, blocks=1, warps=4)
     assert found.cycles == pytest.approx(50 * cuda_model.MACHINES[90].special_latency, rel=0.02)
+
+
+@pytest.mark.parametrize(("groups", "cycles"), [(1, 64 + 10 + 24), (3, 64)])
+def test_the_model_multiplies_by_groups(groups, cycles):
+    # A group waits for each of its products, while those of other groups keep the pipes busy.
+    control = 1 | 7 << 5 | 7 << 8
+    path = [
+        sass.Instruction(0, "", "HGMMA.64x128x16.F32.BF16", "R24, gdesc[UR8], gsb0", control),
+        sass.Instruction(16, "", "WARPGROUP.DEPBAR.LE", "gsb0, 0x0", control),
+    ]
+    found = cuda_model.predict(path, 90, blocks=1, warps=4 * groups)
+    assert found.cycles == pytest.approx(cycles, rel=0.05)
+
+
+def test_the_model_gives_turns_to_groups():
+    # Each group holds its turn until it has waited for its product.
+    control = 1 | 7 << 5 | 7 << 8
+    opcodes = (
+        ("BAR.SYNC.DEFER_BLOCKING", "R2, 0x100"),
+        ("HGMMA.64x128x16.F32.BF16", "R24, gdesc[UR8], gsb0"),
+        ("WARPGROUP.DEPBAR.LE", "gsb0, 0x0"),
+        ("BAR.ARV", "R3, 0x100"),
+    )
+    path = [
+        sass.Instruction(16 * n, "", opcode, operands, control)
+        for n, (opcode, operands) in enumerate(opcodes)
+    ]
+    found = cuda_model.predict(path, 90, blocks=1, warps=8)
+    assert found.cycles == pytest.approx(64 + 10 + 24, rel=0.1)
