@@ -58,10 +58,10 @@ RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folder
   }
   options.cache = DefaultCacheFolder();
   const std::string hopper = variable("GNOMON_HOPPER");
-  if (!hopper.empty() && hopper != "off") {
-    throw CudaError("CUDA: GNOMON_HOPPER is '" + hopper + "'; expected off or an empty value");
+  if (!hopper.empty() && hopper != "on") {
+    throw CudaError("CUDA: GNOMON_HOPPER is '" + hopper + "'; expected on or an empty value");
   }
-  options.hopper = hopper.empty();
+  options.hopper = !hopper.empty();
   return options;
 }
 

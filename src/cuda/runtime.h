@@ -25,7 +25,7 @@ struct RuntimeOptions {
   std::string driver;              // path of the driver library
   std::vector<std::string> nvrtc;  // candidate NVRTC libraries; the first that loads is used
   std::string cache;               // folder for compiled kernels; empty for no cache
-  bool hopper = true;              // whether kernels for compute capability 9.0 are used
+  bool hopper = false;             // whether kernels for compute capability 9.0 are used
   // Returns the source of a kernel.
   std::function<Program(const KernelName&)> program;
   // Receives warnings.
@@ -34,8 +34,8 @@ struct RuntimeOptions {
 
 // Returns the default options. The driver is $GNOMON_CUDA_DRIVER or libcuda.so.1. NVRTC is
 // $GNOMON_NVRTC or, if this is not set, a library in the folders or in the loader's search path.
-// The cache is DefaultCacheFolder(). GNOMON_HOPPER=off disables kernels for compute capability 9.0.
-// `program` is left empty. Throws CudaError.
+// The cache is DefaultCacheFolder(). GNOMON_HOPPER=on enables kernels for compute capability 9.0,
+// which have not run on a GPU yet. `program` is left empty. Throws CudaError.
 RuntimeOptions OptionsOfEnvironment(const std::vector<std::string>& nvrtc_folders);
 
 // All member functions are thread-safe.
@@ -58,8 +58,7 @@ class Runtime {
   // Returns the driver's name for the device. Throws CudaError.
   std::string DeviceName(int device);
 
-  // Whether the device has compute capability 9.0, whose kernels are not disabled. Throws
-  // CudaError.
+  // Whether the device has compute capability 9.0 and its kernels are enabled. Throws CudaError.
   bool IsHopper(int device);
 
  private:

@@ -343,16 +343,16 @@ TEST_F(CudaRuntime, KernelsForOneArchitecture) {
   };
   EXPECT_THAT(*Runtime(options).Compile(dot_, 90), StartsWith("fake sm_90a "));
   Set("capability1", 89);
-  EXPECT_TRUE(Runtime(Options()).IsHopper(0));
-  EXPECT_FALSE(Runtime(Options()).IsHopper(1));
-  setenv("GNOMON_HOPPER", "off", 1);
-  options.hopper = cuda::OptionsOfEnvironment({}).hopper;
-  EXPECT_FALSE(Runtime(options).IsHopper(0));
+  EXPECT_FALSE(Runtime(Options()).IsHopper(0));
   setenv("GNOMON_HOPPER", "on", 1);
+  options.hopper = cuda::OptionsOfEnvironment({}).hopper;
+  EXPECT_TRUE(Runtime(options).IsHopper(0));
+  EXPECT_FALSE(Runtime(options).IsHopper(1));
+  setenv("GNOMON_HOPPER", "off", 1);
   EXPECT_EQ(ErrorOf([] { cuda::OptionsOfEnvironment({}); }),
-            "CUDA: GNOMON_HOPPER is 'on'; expected off or an empty value");
+            "CUDA: GNOMON_HOPPER is 'off'; expected on or an empty value");
   unsetenv("GNOMON_HOPPER");
-  EXPECT_TRUE(cuda::OptionsOfEnvironment({}).hopper);
+  EXPECT_FALSE(cuda::OptionsOfEnvironment({}).hopper);
 }
 
 TEST_F(CudaRuntime, TheKeyHasAllThatMatters) {
