@@ -228,16 +228,6 @@ void RunLogged(const char* operation, const PairFunction& function, const Attent
   LogCall(kind, DescribeSizes(in.shape));
 }
 
-template <class T>
-void DifferentiateWith(const PairFunction& function, const AttentionDerivatives<T>& of,
-                       const Executor& executor) {
-  Check(function, of.input);
-  ChooseTargetOnce();
-  const bool is_jvp = of.output.lse != nullptr;
-  RunLogged(is_jvp ? "forward-mode derivative" : "second derivative", function, of.input,
-            [&] { DerivativesKernel(of, executor); });
-}
-
 }  // namespace
 
 void CountPairs(PairCount* count) { pair_count = count; }
@@ -319,14 +309,19 @@ void AttentionBackward(const PairFunction& function, const AttentionInput<Dual>&
       /*is_reference=*/true);
 }
 
-void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<float>& of,
+template <class T>
+void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<T>& of,
                             const Executor& executor) {
-  DifferentiateWith(function, of, executor);
+  Check(function, of.input);
+  ChooseTargetOnce();
+  const bool is_jvp = of.output.lse != nullptr;
+  RunLogged(is_jvp ? "forward-mode derivative" : "second derivative", function, of.input,
+            [&] { DerivativesKernel(of, executor); });
 }
 
-void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<double>& of,
-                            const Executor& executor) {
-  DifferentiateWith(function, of, executor);
-}
+template void DifferentiateAttention(const PairFunction&, const AttentionDerivatives<float>&,
+                                     const Executor&);
+template void DifferentiateAttention(const PairFunction&, const AttentionDerivatives<double>&,
+                                     const Executor&);
 
 }  // namespace gnomon

@@ -9,15 +9,13 @@
 
 namespace gnomon {
 
-// Check the arguments and the graph, throwing Error if one is invalid. `function` is the function
-// of the table in `of`. Results do not depend on the number of workers.
-void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<float>& of,
+// Check the arguments and the graph, throwing Error if one is invalid. T is float or double, and
+// `function` is the function of the table in `of`. Results do not depend on the number of workers.
+template <class T>
+void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<T>& of,
                             const Executor& executor);
-void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<double>& of,
-                            const Executor& executor);
-void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<float>& of,
-                        const Executor& executor);
-void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<double>& of,
+template <class T>
+void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<T>& of,
                         const Executor& executor);
 
 }  // namespace gnomon

@@ -122,16 +122,6 @@ void Log(const char* operation, const PairFunction& function, const GraphInput<T
               std::to_string(n.edges));
 }
 
-template <class T>
-void DifferentiateWith(const PairFunction& function, const GraphDerivatives<T>& of,
-                       const Executor& executor) {
-  Check(function, of.input);
-  ChooseTargetOnce();
-  GraphDerivativesKernel(of, executor);
-  const bool is_jvp = of.output.lse != nullptr;
-  Log(is_jvp ? "graph forward-mode derivative" : "graph second derivative", function, of.input);
-}
-
 }  // namespace
 
 void GraphForward(const PairFunction& function, const GraphInput<float>& input,
@@ -168,15 +158,20 @@ void GraphBackward(const PairFunction& function, const GraphInput<double>& input
   Log("graph backward", function, input, /*is_reference=*/true);
 }
 
-void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<float>& of,
+template <class T>
+void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<T>& of,
                         const Executor& executor) {
-  DifferentiateWith(function, of, executor);
+  Check(function, of.input);
+  ChooseTargetOnce();
+  GraphDerivativesKernel(of, executor);
+  const bool is_jvp = of.output.lse != nullptr;
+  Log(is_jvp ? "graph forward-mode derivative" : "graph second derivative", function, of.input);
 }
 
-void DifferentiateGraph(const PairFunction& function, const GraphDerivatives<double>& of,
-                        const Executor& executor) {
-  DifferentiateWith(function, of, executor);
-}
+template void DifferentiateGraph(const PairFunction&, const GraphDerivatives<float>&,
+                                 const Executor&);
+template void DifferentiateGraph(const PairFunction&, const GraphDerivatives<double>&,
+                                 const Executor&);
 
 void GraphForward(const PairFunction& function, const GraphInput<Dual>& input,
                   const GraphOutput<Dual>& output, const Executor& executor) {

@@ -92,7 +92,6 @@ def test_calls():
 
 EMULATED_CALLS = """
 import gnomon, torch
-from torch.autograd import forward_ad
 from emulated_gpu import OnCuda
 x = torch.randn(1, 1, 40, 16, requires_grad=True)
 with OnCuda():

@@ -520,14 +520,17 @@ class AccessedNames {
     return n;
   }
 
-  // Throws if there is an argument with exists(n) whose index was not requested. `what` is
-  // "gradient" or "tangent".
-  template <class Exists>
-  void CheckAll(const char* what, const Exists& exists) const {
+  // Throws if a tensor of(n) has numbers and its index was not requested. `what` is "gradient" or
+  // "tangent".
+  template <class Of>
+  void CheckAll(const char* what, const Of& of) const {
     static constexpr auto kFields = Arguments::Fields();
     for (size_t n = 0; n < accessed_.size(); ++n) {
-      TORCH_CHECK_NOT_IMPLEMENTED(accessed_[n] || !exists(n), Arguments::kOperation, ": the ", what,
-                                  " of ", kFields[n].name, " is not available on this device");
+      if (accessed_[n]) continue;
+      const at::Tensor tensor = of(n);
+      TORCH_CHECK_NOT_IMPLEMENTED(!tensor.defined() || tensor.numel() == 0, Arguments::kOperation,
+                                  ": the ", what, " of ", kFields[n].name, " is not available on ",
+                                  tensor.device());
     }
   }
 
@@ -545,7 +548,7 @@ class NamedGradients {
   at::Tensor& operator()(std::string_view name) { return gradients_[accessed_.Index(name)]; }
 
   void Done() const {
-    accessed_.CheckAll("gradient", [&](size_t n) { return gradients_[n].numel() > 0; });
+    accessed_.CheckAll("gradient", [&](size_t n) { return gradients_[n]; });
   }
 
  private:

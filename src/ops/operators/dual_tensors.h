@@ -89,7 +89,7 @@ class NamedDuals {
 
   // Throws unless every argument with a tangent has been accessed.
   void Done() const {
-    accessed_.CheckAll("tangent", [&](size_t n) { return tangents_[n].defined(); });
+    accessed_.CheckAll("tangent", [&](size_t n) { return tangents_[n]; });
   }
 
  private:

@@ -32,10 +32,7 @@ class NamedTangents {
   }
 
   // Undefined if the tangent is 0.
-  at::Tensor operator()(std::string_view name) {
-    const size_t n = accessed_.Index(name);
-    return tangents_.empty() ? at::Tensor() : OrUndefined(tangents_.get(n));
-  }
+  at::Tensor operator()(std::string_view name) { return At(accessed_.Index(name)); }
   // The tangent as contiguous numbers of type T; null if it is 0.
   template <class T>
   const T* Numbers(std::string_view name) {
@@ -48,12 +45,14 @@ class NamedTangents {
 
   // Throws unless every tangent has been accessed.
   void Done() const {
-    accessed_.CheckAll("tangent", [&](size_t n) {
-      return !tangents_.empty() && OrUndefined(tangents_.get(n)).defined();
-    });
+    accessed_.CheckAll("tangent", [&](size_t n) { return At(n); });
   }
 
  private:
+  at::Tensor At(size_t n) const {
+    return tangents_.empty() ? at::Tensor() : OrUndefined(tangents_.get(n));
+  }
+
   const Tangents& tangents_;
   std::deque<at::Tensor> kept_;
   AccessedNames<Arguments> accessed_;
