@@ -27,10 +27,9 @@
 #include "training/device.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
-using lab::StrCat;
 using torch::Tensor;
 
 constexpr double kPeakSeconds = 0.1;
@@ -149,7 +148,7 @@ class Cases {
     for (const std::string& name : asked_for) {
       if (std::find(names.begin(), names.end(), name) == names.end()) {
         throw Error(
-            StrCat("--cases contains '", name, "'; expected cases from ", lab::Join(names, ", ")));
+            StrCat("--cases contains '", name, "'; expected cases from ", Join(names, ", ")));
       }
     }
     for (const Case& one : cases_) {
@@ -450,7 +449,7 @@ torch::ScalarType FindType(const std::string& name) {
 
 int Run(const BenchFlags& flags) {
   SetThreads(flags.threads);
-  const torch::Device device = lab::FindDevice(flags.device);
+  const torch::Device device = FindDevice(flags.device);
   CatchInterrupts();
   if (flags.models.empty()) {
     Shape shape;
@@ -525,4 +524,4 @@ void AddBench(CLI::App& app, Action* action) {
   command->callback([action, flags] { *action = [flags] { return Run(*flags); }; });
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

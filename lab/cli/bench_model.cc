@@ -18,10 +18,9 @@
 #include "training/strings.h"
 #include "training/trainer.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
-using lab::StrCat;
 using nlohmann::json;
 
 constexpr int64_t kTextBytes = int64_t{1} << 16;
@@ -34,7 +33,7 @@ std::string RandomText(int64_t bytes) {
   return text;
 }
 
-double TimeStep(lab::Trainer* trainer) {
+double TimeStep(Trainer* trainer) {
   const Stopwatch clock;
   const double loss = trainer->Step();
   const double taken = clock.seconds();
@@ -63,27 +62,26 @@ void PrintRecord(const json& record, torch::Device device) {
 }  // namespace
 
 int BenchModels(const ModelBench& bench) {
-  lab::TrainingOptions training = bench.training;
+  TrainingOptions training = bench.training;
   training.steps = bench.repeats + 1;
   training.warmup = training.steps;
-  const lab::LanguageModelOptions& model = bench.text.model;
+  const LanguageModelOptions& model = bench.text.model;
   const int64_t length = bench.text.window.length;
-  lab::text::TextOptions text = bench.text;
+  text::TextOptions text = bench.text;
   text.model.max_length = length;
-  lab::text::TextTask task(text);
+  text::TextTask task(text);
   task.CheckFits(training, /*processes=*/1);
-  lab::TextData data;
+  TextData data;
   data.train = RandomText(std::max(kTextBytes, length + 1));
   task.SetText(std::move(data));
   task.Prepare();
-  const std::string batch = task.StepFlags(lab::Command::kTrain, training);
-  std::vector<lab::Terms> combinations;
-  std::vector<std::unique_ptr<lab::Trainer>> trainers;
+  const std::string batch = task.StepFlags(Command::kTrain, training);
+  std::vector<Terms> combinations;
+  std::vector<std::unique_ptr<Trainer>> trainers;
   for (const std::string& name : bench.models) {
     combinations.push_back(ParseTerms("--model", name));
-    trainers.push_back(std::make_unique<lab::Trainer>(
-        CheckTerms(task, combinations.back(), training, lab::Command::kTrain, bench.device),
-        training));
+    trainers.push_back(std::make_unique<Trainer>(
+        CheckTerms(task, combinations.back(), training, Command::kTrain, bench.device), training));
   }
   std::vector<std::vector<double>> seconds(trainers.size());
   Progress progress;
@@ -104,7 +102,7 @@ int BenchModels(const ModelBench& bench) {
     rows.push_back({{"label", combinations[m].label()},
                     {"similarity", combinations[m].similarity},
                     {"position", combinations[m].position},
-                    {"parameters", lab::CountParameters(trainers[m]->learner().module())},
+                    {"parameters", CountParameters(trainers[m]->learner().module())},
                     {"ms", median * 1e3},
                     {"to_first", median / Median(seconds[0])}});
   }
@@ -124,4 +122,4 @@ int BenchModels(const ModelBench& bench) {
   return 0;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -9,13 +9,13 @@
 #include "tasks/text.h"
 #include "training/training_options.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // The defaults are those of `gnomon train`.
 struct ModelBench {
   std::vector<std::string> models;  // SIMILARITY/POSITION
-  lab::text::TextOptions text;      // similarity and position are taken from `models`
-  lab::TrainingOptions training;
+  text::TextOptions text;           // similarity and position are taken from `models`
+  TrainingOptions training;
   torch::Device device = torch::kCPU;
   int64_t repeats = 1;
   bool as_json = false;
@@ -25,6 +25,6 @@ struct ModelBench {
 // of the first model. Returns the exit code.
 int BenchModels(const ModelBench& bench);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_BENCH_MODEL_H_

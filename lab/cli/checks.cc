@@ -9,14 +9,12 @@
 #include "gnomon/attention.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
-
-using lab::StrCat;
+namespace gnomon::lab::cli {
 
 namespace {
 
 // The prefix of messages about terms.
-std::string Named(const lab::Terms& terms) {
+std::string Named(const Terms& terms) {
   return StrCat("similarity '", terms.similarity, "', position '", terms.position, "': ");
 }
 
@@ -30,7 +28,7 @@ std::string Said(const c10::Error& error) {
 
 }  // namespace
 
-lab::Terms CompleteTerms(const lab::TaskModels& task, const lab::Terms& terms) {
+Terms CompleteTerms(const TaskModels& task, const Terms& terms) {
   try {
     return task.Complete(terms);
   } catch (const c10::Error& error) {
@@ -38,12 +36,11 @@ lab::Terms CompleteTerms(const lab::TaskModels& task, const lab::Terms& terms) {
   }
 }
 
-std::unique_ptr<lab::Learner> CheckTerms(lab::Task& task, const lab::Terms& terms,
-                                         const lab::TrainingOptions& training, lab::Command command,
-                                         torch::Device device) {
+std::unique_ptr<Learner> CheckTerms(Task& task, const Terms& terms, const TrainingOptions& training,
+                                    Command command, torch::Device device) {
   task.CheckModelFits();
   try {
-    std::unique_ptr<lab::Learner> learner = lab::NewLearner(task, terms, training, device);
+    std::unique_ptr<Learner> learner = NewLearner(task, terms, training, device);
     const torch::NoGradGuard no_grad;
     if (!torch::isfinite(learner->Probe()).all().item<bool>()) {
       throw Error("the model produces non-finite values");
@@ -63,8 +60,8 @@ std::unique_ptr<lab::Learner> CheckTerms(lab::Task& task, const lab::Terms& term
   }
 }
 
-lab::Checkpoint LoadModel(const std::string& path, lab::Task& task, torch::Device device) {
-  lab::Checkpoint checkpoint = lab::LoadCheckpoint(lab::CheckpointFile(path), task, device);
+Checkpoint LoadModel(const std::string& path, Task& task, torch::Device device) {
+  Checkpoint checkpoint = LoadCheckpoint(CheckpointFile(path), task, device);
   if (device.is_cpu()) return checkpoint;
   // The model may have been trained on a different device.
   try {
@@ -76,4 +73,4 @@ lab::Checkpoint LoadModel(const std::string& path, lab::Task& task, torch::Devic
   return checkpoint;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -9,21 +9,20 @@
 #include "training/task.h"
 #include "training/training_options.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // Calls the task's Complete(); throws Error if a term is invalid. The data must have been read.
-lab::Terms CompleteTerms(const lab::TaskModels& task, const lab::Terms& terms);
+Terms CompleteTerms(const TaskModels& task, const Terms& terms);
 
 // Builds a model and runs it on a small input, to report invalid options or specifications before
 // any work starts. Throws Error with the operator's message. Returns the learner.
-std::unique_ptr<lab::Learner> CheckTerms(lab::Task& task, const lab::Terms& terms,
-                                         const lab::TrainingOptions& training, lab::Command command,
-                                         torch::Device device = torch::kCPU);
+std::unique_ptr<Learner> CheckTerms(Task& task, const Terms& terms, const TrainingOptions& training,
+                                    Command command, torch::Device device = torch::kCPU);
 
 // Loads the checkpoint at `path` onto a device and checks that the model runs there. Throws Error
 // if the file is invalid or the device does not support the model.
-lab::Checkpoint LoadModel(const std::string& path, lab::Task& task, torch::Device device);
+Checkpoint LoadModel(const std::string& path, Task& task, torch::Device device);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_CHECKS_H_

@@ -33,13 +33,10 @@
 #include "training/strings.h"
 #include "training/task.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using lab::Command;
-using lab::Counted;
-using lab::StrCat;
 using nlohmann::json;
 
 constexpr int64_t kResultsFormat = 1;
@@ -72,7 +69,7 @@ struct RunChoices {
 };
 
 struct CompareFlags {
-  std::string task = lab::kTextTask;
+  std::string task = kTextTask;
   std::string data;
   RunChoices choices;
   double margin = 0;
@@ -80,8 +77,8 @@ struct CompareFlags {
   UntilFlat flat;
   std::vector<std::string> tune;
   int64_t tune_trials = 0;  // 0 means the default
-  lab::TrainingOptions training;
-  lab::RunOptions run;
+  TrainingOptions training;
+  RunOptions run;
   std::string out;
   std::string resume;
   std::string only;  // COMBINATION,SEED: the one run that a worker executes
@@ -93,12 +90,12 @@ struct CompareFlags {
 
 // A running comparison: its settings, and the record of finished runs.
 struct Comparison {
-  lab::Task* task = nullptr;
+  Task* task = nullptr;
   CompareSettings settings;
   torch::Device device = torch::kCPU;
   std::string data;
   fs::path folder;
-  lab::FolderLock lock;  // locks the folder
+  FolderLock lock;  // locks the folder
   int64_t checkpoint_every = 0;
   std::vector<RunResult> runs;
   json record;  // without the runs and the summary, which Save() adds
@@ -116,22 +113,22 @@ int64_t TrialSeed(int64_t number) { return -1 - number; }
 
 void Save(Comparison* work, const char* status) {
   json& record = work->record;
-  const lab::Task& task = *work->task;
+  const Task& task = *work->task;
   record["status"] = status;
   record["updated"] = Now();
   record["settings"] = ToJson(work->settings, *work->task);
   record["runs"] = json::array();
   for (const RunResult& run : work->runs) record["runs"].push_back(ToJson(task, run));
   record["summary"] = Summarize(task, work->settings, work->runs);
-  lab::WriteFileAtomically(work->folder / kResultsName, {record.dump(1) + "\n"});
-  lab::WriteFileAtomically(work->folder / kTableName,
-                           {FormatTable(task, work->settings, record["summary"])});
+  WriteFileAtomically(work->folder / kResultsName, {record.dump(1) + "\n"});
+  WriteFileAtomically(work->folder / kTableName,
+                      {FormatTable(task, work->settings, record["summary"])});
 }
 
 // All pairs of a similarity and a position (only if `product`), followed by the combinations given
 // by --run.
-std::vector<lab::Terms> Combinations(const RunChoices& choices, bool product) {
-  std::vector<lab::Terms> all;
+std::vector<Terms> Combinations(const RunChoices& choices, bool product) {
+  std::vector<Terms> all;
   if (product) {
     for (const std::string& similarity : choices.similarities) {
       for (const std::string& position : choices.positions) {
@@ -140,7 +137,7 @@ std::vector<lab::Terms> Combinations(const RunChoices& choices, bool product) {
     }
   }
   for (const std::string& run : choices.runs) {
-    lab::Terms terms = ParseTerms("--run", run);
+    Terms terms = ParseTerms("--run", run);
     if (std::find(all.begin(), all.end(), terms) != all.end()) {
       throw Error(StrCat("--run: ", run, " is given twice"));
     }
@@ -169,8 +166,8 @@ std::pair<int64_t, int64_t> ParseSeeds(const std::string& text) {
 
 // Checks all combinations before the first one is trained. The data must have been read.
 void CheckAll(Comparison* work) {
-  for (const lab::Terms& terms : work->settings.combinations) {
-    lab::TrainingOptions training = work->settings.training;
+  for (const Terms& terms : work->settings.combinations) {
+    TrainingOptions training = work->settings.training;
     training.seed = work->settings.seeds[0];
     CheckTerms(*work->task, terms, training, Command::kCompare, work->device);
   }
@@ -188,7 +185,7 @@ void CheckTuned(const Comparison& work) {
         const TunedModel model(*work.task, settings.training, settings.combinations[combination],
                                {{option.name, number}});
         try {
-          lab::CheckTrainingOptions(model.training);
+          CheckTrainingOptions(model.training);
           CheckTerms(*work.task, model.terms, model.training, Command::kCompare, work.device);
           work.task->CheckData(&model.training);
         } catch (const Error& error) {
@@ -214,9 +211,9 @@ std::string Sha256Of(const std::string& bytes) {
 
 // Loads the comparison's original assets, because a different library version may learn different
 // ones.
-void ResumeAssets(const fs::path& folder, const json& record, lab::TaskData& task) {
+void ResumeAssets(const fs::path& folder, const json& record, TaskData& task) {
   std::vector<std::string> assets;
-  for (const lab::Asset& asset : task.Assets()) {
+  for (const Asset& asset : task.Assets()) {
     std::string& bytes = assets.emplace_back();
     if (asset.file.empty()) continue;
     const fs::path file = folder / asset.file;
@@ -253,14 +250,14 @@ json DescribeSession(torch::Device device, int64_t workers) {
   return session;
 }
 
-Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, lab::Task& task) {
+Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, Task& task) {
   if (task.description().takes_data() && flags.data.empty()) {
     throw Error("compare: --data is required");
   }
   const bool named = command.count("--position") > 0 || command.count("--similarity") > 0;
   Comparison work;
   work.task = &task;
-  work.device = lab::FindDevice(flags.device);
+  work.device = FindDevice(flags.device);
   work.data = flags.data;
   CompareSettings& settings = work.settings;
   const RunChoices& choices = flags.choices;
@@ -285,18 +282,18 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, lab
   }
   SetWarmup(command, &settings.training);
   settings.training.seed = choices.first_seed;
-  lab::CheckTrainingOptions(settings.training);
+  CheckTrainingOptions(settings.training);
   task.Settle(Command::kCompare, /*is_resumed=*/false, &settings.training);
-  lab::CheckRanges(task.Options(Command::kCompare), "");
+  CheckRanges(task.Options(Command::kCompare), "");
   task.ReadData(flags.data);
   const std::string held_out = settings.holds_out() ? task.HoldOut() : "";
   // Completing the specifications from the data may make two combinations identical.
-  std::vector<lab::Terms> completed;
-  for (const lab::Terms& terms : settings.combinations) {
-    lab::Terms complete = CompleteTerms(task, terms);
+  std::vector<Terms> completed;
+  for (const Terms& terms : settings.combinations) {
+    Terms complete = CompleteTerms(task, terms);
     const auto same = std::find(completed.begin(), completed.end(), complete);
     if (same != completed.end()) {
-      const lab::Terms& first = settings.combinations[same - completed.begin()];
+      const Terms& first = settings.combinations[same - completed.begin()];
       throw Error(
           StrCat(terms.label(), " is given twice: ", first.label(), " is the same on this data"));
     }
@@ -323,8 +320,8 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, lab
       CreateRunFolder(flags.out, flags.data.empty() ? task.name() : NameOfData(flags.data));
   work.folder = std::move(folder.path);
   work.lock = std::move(folder.lock);
-  for (const lab::Asset& asset : task.Assets()) {
-    if (!asset.file.empty()) lab::WriteFileAtomically(work.folder / asset.file, {asset.bytes});
+  for (const Asset& asset : task.Assets()) {
+    if (!asset.file.empty()) WriteFileAtomically(work.folder / asset.file, {asset.bytes});
   }
   work.record = task.DescribeData();
   work.record.update(
@@ -336,7 +333,7 @@ Comparison NewComparison(const CLI::App& command, const CompareFlags& flags, lab
        {"task", DescribeTask(task)}});
   if (settings.holds_out()) {
     work.record["held_out"] = {{"part", held_out},
-                               {"metric", task.metrics()[lab::DecidingMetric(task)].key}};
+                               {"metric", task.metrics()[DecidingMetric(task)].key}};
   }
   return work;
 }
@@ -353,18 +350,18 @@ json ReadRecord(const fs::path& file) {
   return record;
 }
 
-Comparison ResumedComparison(const CompareFlags& flags, lab::Task& task) {
+Comparison ResumedComparison(const CompareFlags& flags, Task& task) {
   Comparison work;
   work.task = &task;
-  work.device = lab::FindDevice(flags.device);
+  work.device = FindDevice(flags.device);
   work.folder = flags.resume;
   const fs::path file = work.folder / kResultsName;
   // A worker does not lock or clean up the folder; the command that started it does.
   const bool is_worker = !flags.only.empty();
-  if (!is_worker && fs::is_directory(work.folder)) work.lock = lab::FolderLock(work.folder);
+  if (!is_worker && fs::is_directory(work.folder)) work.lock = FolderLock(work.folder);
   work.record = ReadRecord(file);
   for (const char* name : {kResultsName, kTableName}) {
-    if (!is_worker) lab::RemoveUnfinished(work.folder / name);
+    if (!is_worker) RemoveUnfinished(work.folder / name);
   }
   try {
     if (const auto name = TaskOfRecord(file); name != task.name()) {
@@ -479,7 +476,7 @@ class Session {
     Save(work, "running");
     fs::remove_all(work->At(result.combination, result.seed).own_folder());
     std::string outcome = result.diverged ? " diverged" : "";
-    for (const lab::Measurement& at : result.measurements) {
+    for (const Measurement& at : result.measurements) {
       outcome += StrCat(" ", FormatLoss(at.values[0]), " at ", FormatCondition(at.condition), ",");
     }
     progress.Note(StrCat(title, ":", outcome, " ", Duration(result.seconds)));
@@ -705,7 +702,7 @@ int RunOnly(Comparison* work, const CompareFlags& flags) {
   }
   const OneRun run = work->At(found->first, found->second);
   fs::create_directories(run.own_folder());
-  const lab::FolderLock lock(run.own_folder());
+  const FolderLock lock(run.own_folder());
   CatchInterrupts();
   const bool is_trial = run.trial != nullptr;
   Scalars scalars(flags.tensorboard && !is_trial, *work->task, work->settings, work->folder);
@@ -717,11 +714,11 @@ int RunOnly(Comparison* work, const CompareFlags& flags) {
   if (!result) return kInterrupted;
   if (!is_trial) scalars.Result(*result);
   const json text = is_trial ? TrialToJson(run, *result) : ToJson(*work->task, *result);
-  lab::WriteFileAtomically(run.result_file(), {text.dump()});
+  WriteFileAtomically(run.result_file(), {text.dump()});
   return 0;
 }
 
-int Run(const CLI::App& command, CompareFlags& flags, lab::Task& task) {
+int Run(const CLI::App& command, CompareFlags& flags, Task& task) {
   SetThreads(flags.threads);
   if (!flags.resume.empty()) CheckResumes(command, flags.run.Options());
   if (!flags.only.empty() && flags.resume.empty()) throw Error("--only needs --resume");
@@ -735,7 +732,7 @@ int Run(const CLI::App& command, CompareFlags& flags, lab::Task& task) {
 
 }  // namespace
 
-void AddCompare(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* action) {
+void AddCompare(CLI::App& app, const std::shared_ptr<Task>& task, Action* action) {
   CLI::App* command = app.add_subcommand(
       "compare",
       "Train a small model with each combination of similarity and position on the same data, in "
@@ -785,13 +782,12 @@ void AddCompare(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* a
   command->add_flag("--tensorboard", flags->tensorboard,
                     "Write training curves and results to the output folder for TensorBoard");
   command->add_option("--only", flags->only)->group("");
-  AddFlags(command,
-           task->Options(Command::kCompare) +
-               lab::InSection("training", lab::Without(flags->training.Options(), {"seed"})) +
-               lab::InSection("run", flags->run.Options()));
+  AddFlags(command, task->Options(Command::kCompare) +
+                        InSection("training", Without(flags->training.Options(), {"seed"})) +
+                        InSection("run", flags->run.Options()));
   command->callback([action, command, flags, task] {
     *action = [command, flags, task] { return Run(*command, *flags, *task); };
   });
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -4,7 +4,7 @@
 #include "cli/commands.h"
 #include "cli/python.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // The command is implemented in Python (python/gnomon/lab/data), which receives all words after
 // `data`, including --help.
@@ -21,4 +21,4 @@ void AddData(CLI::App& app, Action* action) {
   });
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

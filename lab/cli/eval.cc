@@ -19,11 +19,8 @@
 #include "training/strings.h"
 #include "training/task.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
-
-using lab::Command;
-using lab::StrCat;
 
 struct EvalFlags {
   std::string model;
@@ -33,30 +30,30 @@ struct EvalFlags {
   bool as_json = false;
 };
 
-void PrintTable(const lab::TaskResults& task, const std::vector<lab::Measurement>& measurements) {
+void PrintTable(const TaskResults& task, const std::vector<Measurement>& measurements) {
   std::string head = StrCat("| ", task.conditions().key, " |");
   std::string rule = "|--:|";
-  for (const lab::Metric& metric : task.metrics()) {
+  for (const Metric& metric : task.metrics()) {
     head += StrCat(" ", metric.title, " |");
     rule += "--:|";
   }
   std::cout << head << " " << task.description().examples << " |\n" << rule << "--:|\n";
-  for (const lab::Measurement& at : measurements) {
+  for (const Measurement& at : measurements) {
     std::cout << "| " << FormatCondition(at.condition);
     for (const std::optional<double>& value : at.values) std::cout << " | " << FormatLoss(value);
     std::cout << " | " << at.examples << " |\n";
   }
 }
 
-int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
+int Run(CLI::App& command, const EvalFlags& flags, Task& task) {
   SetThreads(flags.threads);
-  lab::Checkpoint checkpoint = LoadModel(flags.model, task, lab::FindDevice(flags.device));
+  Checkpoint checkpoint = LoadModel(flags.model, task, FindDevice(flags.device));
   // Some evaluation options are also training options, so loading the checkpoint has overwritten
   // them.
   SetAgain(command, task.Options(Command::kEval));
-  const std::optional<lab::TrainingState>& training = checkpoint.training;
+  const std::optional<TrainingState>& training = checkpoint.training;
   task.Settle(Command::kEval, /*is_resumed=*/true, training ? &training->options : nullptr);
-  lab::CheckRanges(task.Options(Command::kEval), "");
+  CheckRanges(task.Options(Command::kEval), "");
   if (task.description().takes_data() && flags.data.empty() && !training) {
     throw Error(
         StrCat("eval: ", flags.model, " contains only a model, with no data path; pass --data"));
@@ -69,12 +66,12 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
   nlohmann::json same_data;
   if (training) same_data = task.data_sha256() == training->data_sha256;
   CatchInterrupts();
-  std::vector<lab::Measurement> measurements;
+  std::vector<Measurement> measurements;
   NamingOptions(task.EvaluationFlags(Command::kEval), [&] {
     measurements = checkpoint.learner->Evaluate([] { return !Interrupted(); });
   });
   if (measurements.empty()) return kInterrupted;
-  for (const lab::Measurement& at : measurements) {
+  for (const Measurement& at : measurements) {
     if (!at.values.empty() && at.values[0] && std::isnan(*at.values[0])) {
       throw Error(StrCat("the loss of ", flags.model,
                          " is NaN: the checkpoint contains non-finite weights"));
@@ -96,7 +93,7 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
     record["trained_on_this_" + noun] = same_data;
     record["step"] = training ? nlohmann::json(training->step) : nullptr;
     record["losses"] = nlohmann::json::array();
-    for (const lab::Measurement& at : measurements) {
+    for (const Measurement& at : measurements) {
       record["losses"].push_back(ToJson(task, at));
     }
     std::cout << record.dump(2) << "\n";
@@ -108,7 +105,7 @@ int Run(CLI::App& command, const EvalFlags& flags, lab::Task& task) {
 
 }  // namespace
 
-void AddEval(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* action) {
+void AddEval(CLI::App& app, const std::shared_ptr<Task>& task, Action* action) {
   CLI::App* command = app.add_subcommand("eval", "Evaluate a trained model on held-out data");
   auto flags = std::make_shared<EvalFlags>();
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
@@ -124,4 +121,4 @@ void AddEval(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* acti
   });
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

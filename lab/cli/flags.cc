@@ -15,9 +15,7 @@
 #include "gnomon/attention.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
-
-using lab::StrCat;
+namespace gnomon::lab::cli {
 
 namespace {
 
@@ -88,7 +86,7 @@ CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<std
                      const std::string& help) {
   const auto set = [=](const std::vector<std::string>& words) { *items = Items(name, words); };
   return command->add_option_function<std::vector<std::string>>(name, set, help)
-      ->default_str(lab::Join(*items, ","));
+      ->default_str(Join(*items, ","));
 }
 
 CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int64_t>* numbers,
@@ -111,7 +109,7 @@ CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int
   for (const int64_t number : *numbers) texts.push_back(std::to_string(number));
   return command->add_option_function<std::vector<std::string>>(name, set, help)
       ->type_name("INT")
-      ->default_str(lab::Join(texts, ","));
+      ->default_str(Join(texts, ","));
 }
 
 CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, double lowest,
@@ -127,9 +125,9 @@ CLI::Option* AddReal(CLI::App* command, const std::string& name, double* value, 
       ->check(CLI::Validator(check, Span(lowest, highest)));
 }
 
-void AddFlags(CLI::App* command, const lab::OptionList& list) {
-  for (const lab::Option& option : list) {
-    const lab::OptionInfo& info = option.info;
+void AddFlags(CLI::App* command, const OptionList& list) {
+  for (const Option& option : list) {
+    const OptionInfo& info = option.info;
     if (!info.has_flag) continue;
     const std::string name = option.flag();
     const auto lowest = static_cast<int64_t>(info.lowest);
@@ -165,8 +163,8 @@ void AddFlags(CLI::App* command, const lab::OptionList& list) {
   }
 }
 
-void SetAgain(CLI::App& command, const lab::OptionList& list) {
-  for (const lab::Option& option : list) {
+void SetAgain(CLI::App& command, const OptionList& list) {
+  for (const Option& option : list) {
     if (!option.info.has_flag) continue;
     CLI::Option* const flag = command.get_option_no_throw(option.flag());
     if (flag != nullptr && flag->count() > 0) flag->run_callback();
@@ -176,20 +174,19 @@ void SetAgain(CLI::App& command, const lab::OptionList& list) {
 void AddTaskFlag(CLI::App* command, std::string* name) {
   std::string help = "Task to train; --task NAME --help lists its options";
   const char* separator = ". Tasks: ";
-  for (const std::unique_ptr<lab::Task>& task : lab::AllTasks()) {
+  for (const std::unique_ptr<Task>& task : AllTasks()) {
     help += StrCat(separator, task->name(), " (", task->description().summary, ")");
     separator = ", ";
   }
   command->add_option("--task", *name, help)->capture_default_str();
 }
 
-void SetWarmup(const CLI::App& command, lab::TrainingOptions* options) {
+void SetWarmup(const CLI::App& command, TrainingOptions* options) {
   if (command.count("--warmup") > 0) return;
   options->warmup = std::clamp<int64_t>(options->steps / 10, 0, 100);
 }
 
-void AddDataFlag(CLI::App* command, const lab::Task& task, std::string* path,
-                 const std::string& more) {
+void AddDataFlag(CLI::App* command, const Task& task, std::string* path, const std::string& more) {
   if (task.description().takes_data())
     command->add_option("--data", *path, task.description().data_help + more);
 }
@@ -208,10 +205,10 @@ void SetThreads(int64_t threads) {
   if (threads > 0) at::set_num_threads(static_cast<int>(threads));
 }
 
-void CheckResumes(const CLI::App& command, const lab::OptionList& list) {
+void CheckResumes(const CLI::App& command, const OptionList& list) {
   std::vector<std::string> allowed = {"--resume", "--task"};
   allowed.insert(allowed.end(), std::begin(kOfMachine), std::end(kOfMachine));
-  for (const lab::Option& option : list) {
+  for (const Option& option : list) {
     if (option.info.may_change) allowed.push_back(option.flag());
   }
   for (const CLI::Option* option : command.get_options()) {
@@ -238,4 +235,4 @@ std::string ResumeLine(const CLI::App& command, const std::string& folder) {
   return line;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -12,10 +12,7 @@
 #include "training/task.h"
 #include "training/training_options.h"
 
-namespace gnomon::cli {
-
-using lab::kLargestSeed;
-using lab::kMany;
+namespace gnomon::lab::cli {
 
 // Parses a word as an integer; returns nothing if it is not one.
 std::optional<int64_t> ParseInteger(const std::string& word);
@@ -44,20 +41,20 @@ CLI::Option* AddList(CLI::App* command, const std::string& name, std::vector<int
 
 // Adds a flag for each option in `list` that has `has_flag`. The option's section is the flag's
 // help group; its current value is the default.
-void AddFlags(CLI::App* command, const lab::OptionList& list);
+void AddFlags(CLI::App* command, const OptionList& list);
 
 // Sets the options given on the command line again, after a checkpoint or record has overwritten
 // them.
-void SetAgain(CLI::App& command, const lab::OptionList& list);
+void SetAgain(CLI::App& command, const OptionList& list);
 
 // Adds --task to the help; ChooseTask() has already read its value.
 void AddTaskFlag(CLI::App* command, std::string* name);
 
 // Sets the default warm-up, which depends on --steps, unless --warmup is given.
-void SetWarmup(const CLI::App& command, lab::TrainingOptions* options);
+void SetWarmup(const CLI::App& command, TrainingOptions* options);
 
 // Adds --data if the task reads data; `more` is appended to its help.
-void AddDataFlag(CLI::App* command, const lab::Task& task, std::string* path,
+void AddDataFlag(CLI::App* command, const Task& task, std::string* path,
                  const std::string& more = "");
 
 // Adds --device; its help contains `what`, such as "to train the model".
@@ -69,10 +66,10 @@ void SetThreads(int64_t threads);
 
 // Throws Error if --resume is combined with an option that a resumed run cannot change. It can
 // change machine options (such as --device) and the options in `list` that have `may_change`.
-void CheckResumes(const CLI::App& command, const lab::OptionList& list = {});
+void CheckResumes(const CLI::App& command, const OptionList& list = {});
 // The command line that resumes the run in a folder, with the machine options of `command`.
 std::string ResumeLine(const CLI::App& command, const std::string& folder);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_FLAGS_H_

@@ -16,10 +16,8 @@
 #include "training/strings.h"
 #include "training/task.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
-
-using lab::StrCat;
 
 struct GenerateFlags {
   std::string model;
@@ -29,21 +27,21 @@ struct GenerateFlags {
 };
 
 // Throws Error if the task does not support generation.
-lab::Generation GenerationOf(lab::Task& task) {
-  if (std::optional<lab::Generation> generation = task.generation()) return *generation;
+Generation GenerationOf(Task& task) {
+  if (std::optional<Generation> generation = task.generation()) return *generation;
   std::vector<std::string> names;
-  for (const std::unique_ptr<lab::Task>& other : lab::AllTasks()) {
+  for (const std::unique_ptr<Task>& other : AllTasks()) {
     if (other->generation()) names.emplace_back(other->name());
   }
   throw Error(StrCat("generate: the task '", task.name(),
-                     "' does not support generation; tasks that do: ", lab::Join(names, ", ")));
+                     "' does not support generation; tasks that do: ", Join(names, ", ")));
 }
 
-int Run(const GenerateFlags& flags, lab::Task& task) {
+int Run(const GenerateFlags& flags, Task& task) {
   SetThreads(flags.threads);
-  const lab::Checkpoint checkpoint = LoadModel(flags.model, task, lab::FindDevice(flags.device));
-  const lab::Generation generation = GenerationOf(task);
-  lab::CheckRanges(generation.options, "");
+  const Checkpoint checkpoint = LoadModel(flags.model, task, FindDevice(flags.device));
+  const Generation generation = GenerationOf(task);
+  CheckRanges(generation.options, "");
   if (!generation.file.empty() && flags.out.empty()) {
     throw Error("generate: --out is required");
   }
@@ -66,10 +64,10 @@ int Run(const GenerateFlags& flags, lab::Task& task) {
 
 }  // namespace
 
-void AddGenerate(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* action) {
+void AddGenerate(CLI::App& app, const std::shared_ptr<Task>& task, Action* action) {
   // Run() reports a task that does not support generation after it has read the model.
-  const lab::Generation generation =
-      task->generation().value_or(lab::Generation{.help = "Generate output from a trained model"});
+  const Generation generation =
+      task->generation().value_or(Generation{.help = "Generate output from a trained model"});
   CLI::App* command = app.add_subcommand("generate", generation.help);
   auto flags = std::make_shared<GenerateFlags>();
   command->add_option("--model", flags->model, "A checkpoint file, or the folder of a run")
@@ -82,4 +80,4 @@ void AddGenerate(CLI::App& app, const std::shared_ptr<lab::Task>& task, Action* 
       [action, flags, task] { *action = [flags, task] { return Run(*flags, *task); }; });
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -4,7 +4,7 @@
 #include "cli/commands.h"
 #include "cli/python.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // The command is implemented in Python (python/gnomon/lab/inspect), which receives all words after
 // `inspect`, including --help.
@@ -20,4 +20,4 @@ void AddInspect(CLI::App& app, Action* action) {
   });
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

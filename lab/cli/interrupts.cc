@@ -2,7 +2,7 @@
 
 #include <csignal>
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -22,4 +22,4 @@ void CatchInterrupts() {
 
 bool Interrupted() { return interrupted != 0; }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

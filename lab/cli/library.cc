@@ -7,11 +7,11 @@
 // Runs the program with the words argv[0] to argv[argc - 1] and returns its exit code. `group` is
 // the registered name of the process group that runs it, or null for a single process.
 extern "C" int gnomon_run_program(int argc, char** argv, const char* group, int rank, int size) {
-  return gnomon::cli::RunProgram(argc, argv, {.name = group, .rank = rank, .size = size});
+  return gnomon::lab::cli::RunProgram(argc, argv, {.name = group, .rank = rank, .size = size});
 }
 
-// Returns gnomon::cli::CheckpointOptions(). The returned text is never freed.
+// Returns gnomon::lab::cli::CheckpointOptions(). The returned text is never freed.
 extern "C" const char* gnomon_options() {
-  static const std::string text = gnomon::cli::CheckpointOptions();
+  static const std::string text = gnomon::lab::cli::CheckpointOptions();
   return text.c_str();
 }

@@ -8,7 +8,7 @@
 #include "cli/commands.h"
 #include "gnomon/catalogue.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
 // Features that all entries support.
@@ -136,4 +136,4 @@ void AddList(CLI::App& app, Action* action) {
   command->callback([action, format] { *action = [format] { return Run(*format); }; });
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

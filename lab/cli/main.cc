@@ -13,7 +13,7 @@ namespace {
 void LeaveDeletedFolder(int /*argc*/, char** /*argv*/, char** /*environment*/) {
   std::array<char, PATH_MAX> path;
   const bool is_deleted = ::getcwd(path.data(), path.size()) == nullptr && errno == ENOENT;
-  if (is_deleted && ::chdir("/") == 0) gnomon::cli::working_folder_is_deleted = true;
+  if (is_deleted && ::chdir("/") == 0) gnomon::lab::cli::working_folder_is_deleted = true;
 }
 
 [[gnu::used, gnu::section(".preinit_array")]] void (*const leave)(int, char**,
@@ -21,4 +21,4 @@ void LeaveDeletedFolder(int /*argc*/, char** /*argv*/, char** /*environment*/) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return gnomon::cli::RunProgram(argc, argv); }
+int main(int argc, char** argv) { return gnomon::lab::cli::RunProgram(argc, argv); }

@@ -15,7 +15,7 @@
 #include <malloc.h>
 #endif
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
 // The peak resident memory in bytes since the last reset.
@@ -102,4 +102,4 @@ std::optional<int64_t> PeakBytes(const std::function<void()>& work) {
   return *peak - *before;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // The median (for an even number of values, the larger of the two middle ones); 0 if there are no
 // values.
@@ -46,6 +46,6 @@ void GiveBackFreedMemory();
 // None if the system does not report it.
 std::optional<int64_t> PeakBytes(const std::function<void()>& work);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_MEASURE_H_

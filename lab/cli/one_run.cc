@@ -19,12 +19,10 @@
 #include "training/strings.h"
 #include "training/trainer.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using lab::Command;
-using lab::StrCat;
 using nlohmann::json;
 
 // Number of points in a training curve.
@@ -74,8 +72,8 @@ std::map<std::string, torch::Tensor> StateOf(const torch::nn::Module& module) {
   return state;
 }
 
-void Save(const fs::path& path, lab::Trainer& trainer, const Measured& measured, double seconds) {
-  lab::SafeTensors file;
+void Save(const fs::path& path, Trainer& trainer, const Measured& measured, double seconds) {
+  SafeTensors file;
   const auto put = [&](const std::string& name, const torch::Tensor& tensor) {
     file.tensors[name] = tensor.detach().to(torch::kCPU).contiguous();
   };
@@ -83,7 +81,7 @@ void Save(const fs::path& path, lab::Trainer& trainer, const Measured& measured,
     put(kModelPrefix + name, tensor);
   }
   for (const auto& [name, tensor] : trainer.OptimizerState()) put(kOptimizerPrefix + name, tensor);
-  const lab::LearnerState state = trainer.GatherState();
+  const LearnerState state = trainer.GatherState();
   for (const auto& [name, tensor] : state.tensors) put(kLearnerPrefix + name, tensor);
   put(kTimes, ToTensor(measured.milliseconds));
   put(kProcessorTimes, ToTensor(measured.processor_milliseconds));
@@ -99,13 +97,13 @@ void Save(const fs::path& path, lab::Trainer& trainer, const Measured& measured,
                        {"is_flat", measured.is_flat},
                        {"held_out_steps", measured.held_out_steps}};
   file.metadata[kStateKey] = fields.dump();
-  lab::WriteSafeTensors(path, file);
+  WriteSafeTensors(path, file);
 }
 
-Measured Restore(const fs::path& path, lab::Trainer* trainer) {
+Measured Restore(const fs::path& path, Trainer* trainer) {
   Measured measured;
   try {
-    const lab::SafeTensors file = lab::ReadSafeTensors(path);
+    const SafeTensors file = ReadSafeTensors(path);
     const auto part = [&](const std::string& prefix) {
       std::map<std::string, torch::Tensor> found;
       for (const auto& [name, tensor] : file.tensors) {
@@ -141,10 +139,10 @@ Measured Restore(const fs::path& path, lab::Trainer* trainer) {
 }
 
 // The deciding metric on the held-out data; infinite or NaN if the model has diverged.
-double MeasureHeldOut(lab::Task& task, lab::Learner& learner) {
-  const size_t place = lab::DecidingMetric(task);
+double MeasureHeldOut(Task& task, Learner& learner) {
+  const size_t place = DecidingMetric(task);
   task.EvaluateHeldOut(true);
-  std::vector<lab::Measurement> measured;
+  std::vector<Measurement> measured;
   NamingOptions(task.EvaluationFlags(Command::kCompare), [&] {
     // Ctrl-C does not stop this evaluation: without its value, a resumed run would continue
     // differently.
@@ -177,16 +175,16 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
   }
   const TunedModel model(run.task, settings.training, settings.combinations[run.combination],
                          values);
-  lab::TrainingOptions training = model.training;
+  TrainingOptions training = model.training;
   training.seed = trial != nullptr ? settings.tuning->seed : run.seed;
-  lab::Trainer trainer(lab::NewLearner(run.task, model.terms, training, run.device), training);
+  Trainer trainer(NewLearner(run.task, model.terms, training, run.device), training);
   RunResult result;
   result.combination = run.combination;
   result.seed = run.seed;
-  result.parameters = lab::CountParameters(trainer.learner().module());
+  result.parameters = CountParameters(trainer.learner().module());
   Measured measured;
   const fs::path checkpoint = run.own_folder() / kCheckpointName;
-  lab::RemoveUnfinished(checkpoint);
+  RemoveUnfinished(checkpoint);
   if (fs::exists(checkpoint)) measured = Restore(checkpoint, &trainer);
   const auto save = [&] {
     fs::create_directories(run.own_folder());
@@ -196,7 +194,7 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
   const OtherPrograms others;
   const int64_t stride = std::max<int64_t>(training.steps / kCurvePoints, 1);
   const int64_t held_out_stride = std::max<int64_t>(training.steps / kHeldOutPoints, 1);
-  const bool higher_is_better = run.task.metrics()[lab::DecidingMetric(run.task)].higher_is_better;
+  const bool higher_is_better = run.task.metrics()[DecidingMetric(run.task)].higher_is_better;
   const auto end = [&] { return trial != nullptr ? trial->steps : trainer.end(); };
   while (trainer.step() < end()) {
     if (Interrupted()) {
@@ -217,7 +215,7 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
     ++measured.summed;
     const double mean = measured.sum / static_cast<double>(measured.summed);
     if (settings.until_flat && trial == nullptr && !measured.is_flat &&
-        trainer.step() % held_out_stride == 0 && trainer.step() < lab::DecayBegin(training.steps)) {
+        trainer.step() % held_out_stride == 0 && trainer.step() < DecayBegin(training.steps)) {
       const double value = MeasureHeldOut(run.task, trainer.learner());
       if (!std::isfinite(value)) {
         result.diverged = true;
@@ -228,7 +226,7 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
       measured.is_flat = IsFlat(*settings.until_flat, measured.held_out_steps,
                                 measured.held_out_values, training.steps, higher_is_better);
       // Start the final decay, whose length depends on the number of steps so far.
-      if (measured.is_flat) trainer.EndAt(lab::EndOfDecay(trainer.step()));
+      if (measured.is_flat) trainer.EndAt(EndOfDecay(trainer.step()));
     }
     if (trainer.step() % stride == 0 || trainer.step() == trainer.end()) {
       measured.curve_steps.push_back(trainer.step());
@@ -266,7 +264,7 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
     const auto proceed = [] { return !Interrupted(); };
     NamingOptions(run.task.EvaluationFlags(Command::kCompare),
                   [&] { result.measurements = trainer.learner().Evaluate(proceed); });
-    std::optional<lab::Picture> picture;
+    std::optional<Picture> picture;
     if (!result.measurements.empty() && run.seed == settings.seeds[0]) {
       picture = trainer.learner().Draw(proceed);
     }
@@ -276,7 +274,7 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
     }
     if (picture) {
       const std::string file = StrCat("picture-", run.combination, ".png");
-      lab::WriteFileAtomically(run.folder / file, {picture->png});
+      WriteFileAtomically(run.folder / file, {picture->png});
       result.picture = {picture->title, file};
     }
   }
@@ -284,4 +282,4 @@ std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events) {
   return result;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -12,11 +12,11 @@
 #include "cli/results.h"
 #include "training/task.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 struct OneRun {
   const CompareSettings& settings;
-  lab::Task& task;
+  Task& task;
   torch::Device device = torch::kCPU;
   std::filesystem::path folder;  // folder of the comparison
   int64_t combination = 0;
@@ -47,6 +47,6 @@ struct RunEvents {
 // which it can continue.
 std::optional<RunResult> Execute(const OneRun& run, const RunEvents& events);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_ONE_RUN_H_

@@ -29,10 +29,8 @@
 #include "training/processes.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
-
-using lab::StrCat;
 
 struct Failure {
   int code;
@@ -115,8 +113,8 @@ std::string Suggestion(const CLI::App& app, const std::vector<std::string>& word
   }
   if (app.get_subcommands().empty()) near = Suggestion(app, words);
   throw Error(StrCat("The following ", words.size() == 1 ? "argument was" : "arguments were",
-                     " not expected: ", lab::Join(words, " "), near.empty() ? "" : "; ", near,
-                     " (see ", help, ")"));
+                     " not expected: ", Join(words, " "), near.empty() ? "" : "; ", near, " (see ",
+                     help, ")"));
 }
 
 // Throws Error if the working directory was deleted, unless the command only prints information.
@@ -176,7 +174,7 @@ void AddTermsFlag(CLI::App* command) {
 
 bool working_folder_is_deleted = false;
 
-void RunInEveryProcess(const lab::Processes& processes, const std::function<void()>& part) {
+void RunInEveryProcess(const Processes& processes, const std::function<void()>& part) {
   if (processes.size() == 1) return part();
   std::optional<Failure> failure;
   try {
@@ -208,10 +206,9 @@ void RefuseOptionsWithoutValue(int argc, char** argv) {
 }
 
 int RunProgram(int argc, char** argv, const Group& group) {
-  const lab::ProcessesPtr processes =
-      group.name == nullptr
-          ? std::make_shared<lab::Processes>()
-          : std::make_shared<lab::ProcessGroup>(group.name, group.rank, group.size);
+  const ProcessesPtr processes =
+      group.name == nullptr ? std::make_shared<Processes>()
+                            : std::make_shared<ProcessGroup>(group.name, group.rank, group.size);
   // Running out of memory is an ordinary error and must not abort the process.
   FLAGS_caffe2_use_fatal_for_enforce = false;
   CLI::App app("gnomon: exact attention with any combination of similarity and position.");
@@ -228,7 +225,7 @@ int RunProgram(int argc, char** argv, const Group& group) {
     RememberCommand(argc, argv);
     RunInEveryProcess(*processes, [&] {
       const TaskChoice choice = ChooseTask(argc, argv);
-      const std::shared_ptr<lab::Task>& task = choice.task;
+      const std::shared_ptr<Task>& task = choice.task;
       AddTrain(app, task, processes, &action);
       AddEval(app, task, &action);
       AddGenerate(app, task, &action);
@@ -279,18 +276,17 @@ int RunProgram(int argc, char** argv, const Group& group) {
 }
 
 std::string CheckpointOptions() {
-  lab::text::TextTask task;
-  lab::Terms terms;
-  lab::TrainingOptions training;
-  lab::RunOptions run;
-  const lab::OptionList list =
-      lab::InSection("model", terms.Options()) + lab::InSection("run", run.Options()) +
-      task.Options(lab::Command::kTrain) + lab::InSection("training", training.Options());
+  text::TextTask task;
+  Terms terms;
+  TrainingOptions training;
+  RunOptions run;
+  const OptionList list = InSection("model", terms.Options()) + InSection("run", run.Options()) +
+                          task.Options(Command::kTrain) + InSection("training", training.Options());
   nlohmann::json sections;
-  for (const lab::Option& option : list) {
-    sections[option.section].push_back(lab::DescribeOption(option));
+  for (const Option& option : list) {
+    sections[option.section].push_back(DescribeOption(option));
   }
   return sections.dump();
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

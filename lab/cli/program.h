@@ -9,7 +9,7 @@ namespace gnomon::lab {
 class Processes;
 }
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // The processes that run a command together.
 struct Group {
@@ -33,13 +33,13 @@ std::string CheckpointOptions();
 // operation: if one process failed before it, the others would wait forever. Returns when all
 // processes have finished `part`. If it threw in any process, the first of these (by rank) prints
 // the reason, and all processes throw Stopped.
-void RunInEveryProcess(const lab::Processes& processes, const std::function<void()>& part);
+void RunInEveryProcess(const Processes& processes, const std::function<void()>& part);
 
 // Thrown to end the program after the message has been printed.
 struct Stopped {
   int code;
 };
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_PROGRAM_H_

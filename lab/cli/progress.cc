@@ -11,10 +11,9 @@
 
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
-using lab::StrCat;
 using nlohmann::json;
 
 constexpr double kSecondsBetweenLines = 10;
@@ -91,4 +90,4 @@ std::string FormatLoss(const std::optional<double>& loss) {
   return FormatNumber(*loss, "%.3f");
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

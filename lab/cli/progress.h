@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // A message without line breaks, shortened to fit into a log line.
 std::string OneLine(const std::string& message);
@@ -58,6 +58,6 @@ std::string FormatNumber(const nlohmann::json& value, const char* format);
 // Formats a loss, such as "1.234"; a missing loss becomes a dash.
 std::string FormatLoss(const std::optional<double>& loss);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_PROGRESS_H_

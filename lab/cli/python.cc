@@ -21,11 +21,10 @@
 #include "gnomon/attention.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using lab::StrCat;
 
 bool IsProgram(const fs::path& path) { return ::access(path.c_str(), X_OK) == 0; }
 
@@ -242,4 +241,4 @@ int BecomePython(const std::string& module, std::vector<std::string> words) {
   throw Error(StrCat("cannot run ", python));
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

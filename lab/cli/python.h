@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // The interpreter is GNOMON_PYTHON if that is set. Otherwise, it is the first of these that exists:
 // one next to the program, the one that the program was built with, and python3.
@@ -62,6 +62,6 @@ class PythonChild {
 // throws Error on failure.
 int BecomePython(const std::string& module, std::vector<std::string> words);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_PYTHON_H_

@@ -14,10 +14,9 @@
 #include "gnomon/torch/devices.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
-using lab::StrCat;
 using nlohmann::json;
 
 std::vector<std::string>& Words() {
@@ -81,4 +80,4 @@ std::string MachineLine(c10::Device device) {
                 target.starts_with("AVX3") ? "AVX-512" : target, ", torch ", TORCH_VERSION);
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // Stores the command line for the records of runs.
 void RememberCommand(int argc, char** argv);
@@ -27,6 +27,6 @@ nlohmann::json DescribeVersions();
 // torch 2.15.0".
 std::string MachineLine(c10::Device device = c10::Device(c10::kCPU));
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_RECORD_H_

@@ -14,11 +14,9 @@
 #include "gnomon/torch/nn.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
-using lab::Command;
-using lab::StrCat;
 using nlohmann::json;
 
 json OrNull(const std::optional<double>& value) { return value ? json(*value) : json(); }
@@ -49,8 +47,8 @@ std::string Capitalized(std::string text) {
   return text;
 }
 
-lab::OptionList Options(CompareSettings* settings, lab::TaskOptions& task) {
-  return task.Options(Command::kCompare) + lab::InSection("training", settings->training.Options());
+OptionList Options(CompareSettings* settings, TaskOptions& task) {
+  return task.Options(Command::kCompare) + InSection("training", settings->training.Options());
 }
 
 }  // namespace
@@ -83,7 +81,7 @@ std::vector<std::pair<int64_t, int64_t>> CompareSettings::Runs() const {
   return runs;
 }
 
-lab::Terms ParseTerms(const std::string& option, const std::string& text) {
+Terms ParseTerms(const std::string& option, const std::string& text) {
   const size_t slash = text.find('/');
   if (slash == std::string::npos || slash == 0 || slash + 1 == text.size()) {
     throw Error(StrCat(option, ": '", text, "' is invalid; expected SIMILARITY/POSITION"));
@@ -91,16 +89,16 @@ lab::Terms ParseTerms(const std::string& option, const std::string& text) {
   return {text.substr(0, slash), text.substr(slash + 1)};
 }
 
-json DescribeTask(const lab::Task& task) {
+json DescribeTask(const Task& task) {
   json metrics = json::array();
-  for (const lab::Metric& metric : task.metrics()) {
+  for (const Metric& metric : task.metrics()) {
     metrics.push_back({{"key", metric.key},
                        {"title", metric.title},
                        {"column", metric.column},
                        {"higher_is_better", metric.higher_is_better},
                        {"is_compared", metric.is_compared}});
   }
-  const lab::Conditions conditions = task.conditions();
+  const Conditions conditions = task.conditions();
   return {{"name", task.name()},
           {"loss_unit", task.description().loss_unit},
           {"metrics", metrics},
@@ -117,7 +115,7 @@ std::optional<std::string> TaskOfRecord(const std::filesystem::path& file) {
   const json record = json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!record.is_object()) return std::nullopt;
   // Old versions had only one task and did not record it.
-  if (!record.contains("task")) return lab::kTextTask;
+  if (!record.contains("task")) return kTextTask;
   const json& task = record["task"];
   if (!task.is_object() || !task.contains("name") || !task["name"].is_string()) {
     return std::nullopt;
@@ -133,14 +131,14 @@ std::string TitleOfPattern(const std::string& position) {
   for (const std::string& part : nn::layer_positions(position)) {
     titles.push_back(PositionTitle(part));
   }
-  return lab::Join(titles, " | ");
+  return Join(titles, " | ");
 }
 
 }  // namespace
 
-json ToJson(const CompareSettings& settings, lab::TaskOptions& task) {
+json ToJson(const CompareSettings& settings, TaskOptions& task) {
   json combinations = json::array();
-  for (const lab::Terms& terms : settings.combinations) {
+  for (const Terms& terms : settings.combinations) {
     combinations.push_back({{"similarity", terms.similarity},
                             {"position", terms.position},
                             {"label", terms.label()},
@@ -165,7 +163,7 @@ json ToJson(const CompareSettings& settings, lab::TaskOptions& task) {
   return object;
 }
 
-CompareSettings CompareFromJson(const json& object, lab::TaskOptions& task) {
+CompareSettings CompareFromJson(const json& object, TaskOptions& task) {
   CompareSettings settings;
   const char* field = "";
   const auto at = [&](const char* name) { return object.at(field = name); };
@@ -194,10 +192,10 @@ CompareSettings CompareFromJson(const json& object, lab::TaskOptions& task) {
         throw Error(StrCat("added_seeds contains the unknown combination ", combination));
       }
     }
-    const lab::OptionList options = Options(&settings, task);
+    const OptionList options = Options(&settings, task);
     lab::FromJson(object, options);
-    for (const lab::Option& option : options) lab::CheckRanges({option}, option.section);
-    lab::CheckTrainingOptions(settings.training);
+    for (const Option& option : options) CheckRanges({option}, option.section);
+    CheckTrainingOptions(settings.training);
   } catch (const json::exception& error) {
     throw Error(StrCat("its settings: ", field, ": ", error.what()));
   } catch (const Error& error) {
@@ -213,8 +211,8 @@ std::string FormatCondition(const json& condition) {
   return condition.is_string() ? condition.get<std::string>() : condition.dump();
 }
 
-json ToJson(const lab::TaskResults& task, const lab::Measurement& measurement) {
-  const std::vector<lab::Metric> metrics = task.metrics();
+json ToJson(const TaskResults& task, const Measurement& measurement) {
+  const std::vector<Metric> metrics = task.metrics();
   json object = {{task.conditions().key, measurement.condition},
                  {task.description().examples, measurement.examples}};
   for (size_t n = 0; n < metrics.size(); ++n) {
@@ -223,9 +221,9 @@ json ToJson(const lab::TaskResults& task, const lab::Measurement& measurement) {
   return object;
 }
 
-json ToJson(const lab::TaskResults& task, const RunResult& run) {
+json ToJson(const TaskResults& task, const RunResult& run) {
   json losses = json::array();
-  for (const lab::Measurement& at : run.measurements) losses.push_back(ToJson(task, at));
+  for (const Measurement& at : run.measurements) losses.push_back(ToJson(task, at));
   return {
       {"combination", run.combination},
       {"seed", run.seed},
@@ -247,12 +245,12 @@ json ToJson(const lab::TaskResults& task, const RunResult& run) {
        run.picture ? json{{"title", run.picture->first}, {"file", run.picture->second}} : json()}};
 }
 
-RunResult RunFromJson(const lab::TaskResults& task, const CompareSettings& settings,
+RunResult RunFromJson(const TaskResults& task, const CompareSettings& settings,
                       const json& object) {
   RunResult run;
   std::string field;
   const auto at = [&](const char* name) { return object.at(field = name); };
-  const lab::Conditions conditions = task.conditions();
+  const Conditions conditions = task.conditions();
   try {
     run.combination = at("combination").get<int64_t>();
     run.seed = at("seed").get<int64_t>();
@@ -283,10 +281,10 @@ RunResult RunFromJson(const lab::TaskResults& task, const CompareSettings& setti
     run.curve_steps = curve.at("step").get<std::vector<int64_t>>();
     run.curve_losses = curve.at("loss").get<std::vector<double>>();
     for (const json& loss : at("losses")) {
-      lab::Measurement& measured = run.measurements.emplace_back();
+      Measurement& measured = run.measurements.emplace_back();
       measured.condition = loss.at(conditions.key);
       measured.examples = loss.at(task.description().examples).get<int64_t>();
-      for (const lab::Metric& metric : task.metrics()) {
+      for (const Metric& metric : task.metrics()) {
         measured.values.push_back(NumberOrNone(loss.at(metric.key)));
       }
     }
@@ -303,10 +301,10 @@ RunResult RunFromJson(const lab::TaskResults& task, const CompareSettings& setti
   return run;
 }
 
-json Summarize(const lab::TaskResults& task, const CompareSettings& settings,
+json Summarize(const TaskResults& task, const CompareSettings& settings,
                const std::vector<RunResult>& runs) {
-  const std::vector<lab::Metric> metrics = task.metrics();
-  const lab::Conditions conditions = task.conditions();
+  const std::vector<Metric> metrics = task.metrics();
+  const Conditions conditions = task.conditions();
   json summary = json::array();
   for (size_t c = 0; c < settings.combinations.size(); ++c) {
     std::vector<const RunResult*> of_this;
@@ -366,22 +364,22 @@ std::vector<size_t> MeasuredAt(const json& summary, size_t conditions, const std
 }
 
 std::string DescribeSeeds(const CompareSettings& settings) {
-  const std::string all = lab::Counted(std::ssize(settings.seeds), "seed");
+  const std::string all = Counted(std::ssize(settings.seeds), "seed");
   if (settings.added.empty()) return all;
   return StrCat(settings.seeds.size(), " to ",
-                lab::Counted(std::ssize(settings.seeds) + std::ssize(settings.added), "seed"));
+                Counted(std::ssize(settings.seeds) + std::ssize(settings.added), "seed"));
 }
 
 }  // namespace
 
-std::string FormatTable(const lab::TaskResults& task, const CompareSettings& settings,
+std::string FormatTable(const TaskResults& task, const CompareSettings& settings,
                         const json& summary) {
-  const lab::Conditions conditions = task.conditions();
+  const Conditions conditions = task.conditions();
   std::string table = "| similarity/position | parameters | ms per step |";
   std::string rule = "|:--|--:|--:|";
   std::vector<std::pair<std::string, size_t>> columns;  // metric key and condition index
-  const std::vector<lab::Metric> metrics = task.metrics();
-  for (const lab::Metric& metric : metrics) {
+  const std::vector<Metric> metrics = task.metrics();
+  for (const Metric& metric : metrics) {
     if (!metric.is_compared) continue;
     for (const size_t n :
          MeasuredAt(summary, conditions.values.size(), metrics[0].key, metric.key)) {
@@ -436,4 +434,4 @@ std::string FormatTable(const lab::TaskResults& task, const CompareSettings& set
   return table;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -15,12 +15,12 @@
 #include "training/task.h"
 #include "training/training_options.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 inline constexpr const char* kResultsName = "results.json";
 
 // Parses "SIMILARITY/POSITION" from an option; throws Error if the format is different.
-lab::Terms ParseTerms(const std::string& option, const std::string& text);
+Terms ParseTerms(const std::string& option, const std::string& text);
 
 // A seed added for the combinations of undecided pairs.
 struct AddedSeed {
@@ -41,7 +41,7 @@ bool IsFlat(const UntilFlat& how, const std::vector<int64_t>& steps,
             const std::vector<double>& values, int64_t total, bool higher_is_better);
 
 struct CompareSettings {
-  std::vector<lab::Terms> combinations;
+  std::vector<Terms> combinations;
   std::vector<int64_t> seeds;  // initial seeds, used for all combinations
   // The smallest relevant difference, in the unit of the first metric.
   std::optional<double> margin;
@@ -50,7 +50,7 @@ struct CompareSettings {
   std::vector<AddedSeed> added;
   std::optional<UntilFlat> until_flat;
   std::optional<Tuning> tuning;
-  lab::TrainingOptions training;  // the seed is set per run
+  TrainingOptions training;  // the seed is set per run
 
   // Whether part of the training data is held out.
   bool holds_out() const { return until_flat || tuning; }
@@ -59,17 +59,17 @@ struct CompareSettings {
 };
 
 // The metrics, conditions and units of a configured task, for the report.
-nlohmann::json DescribeTask(const lab::Task& task);
+nlohmann::json DescribeTask(const Task& task);
 // The task of the record in `file`; none if the file is not a valid record.
 std::optional<std::string> TaskOfRecord(const std::filesystem::path& file);
 
 // Converts the settings and the task's options to JSON.
-nlohmann::json ToJson(const CompareSettings& settings, lab::TaskOptions& task);
+nlohmann::json ToJson(const CompareSettings& settings, TaskOptions& task);
 // Reads settings from JSON, and also sets the task's options. Throws Error if a field is missing or
 // invalid.
-CompareSettings CompareFromJson(const nlohmann::json& object, lab::TaskOptions& task);
+CompareSettings CompareFromJson(const nlohmann::json& object, TaskOptions& task);
 
-nlohmann::json ToJson(const lab::TaskResults& task, const lab::Measurement& measurement);
+nlohmann::json ToJson(const TaskResults& task, const Measurement& measurement);
 // Formats a condition, such as "128" or "test".
 std::string FormatCondition(const nlohmann::json& condition);
 
@@ -88,8 +88,8 @@ struct RunResult {
   std::optional<double> processor_ms_per_step;
   double seconds = 0;  // training and evaluation together
   std::vector<int64_t> curve_steps;
-  std::vector<double> curve_losses;            // mean training loss since the previous point
-  std::vector<lab::Measurement> measurements;  // one per condition
+  std::vector<double> curve_losses;       // mean training loss since the previous point
+  std::vector<Measurement> measurements;  // one per condition
   // With --until-flat: the number of steps, whether the held-out value became flat before the last
   // step, and the held-out values before the final decay.
   struct Ended {
@@ -106,20 +106,20 @@ struct RunResult {
   std::optional<std::pair<std::string, std::string>> picture;
 };
 
-nlohmann::json ToJson(const lab::TaskResults& task, const RunResult& run);
+nlohmann::json ToJson(const TaskResults& task, const RunResult& run);
 // Reads a result from JSON. Throws Error if a field is missing, invalid, or inconsistent with the
 // settings.
-RunResult RunFromJson(const lab::TaskResults& task, const CompareSettings& settings,
+RunResult RunFromJson(const TaskResults& task, const CompareSettings& settings,
                       const nlohmann::json& object);
 
 // Mean and sample standard deviation over the available seeds, per combination.
-nlohmann::json Summarize(const lab::TaskResults& task, const CompareSettings& settings,
+nlohmann::json Summarize(const TaskResults& task, const CompareSettings& settings,
                          const std::vector<RunResult>& runs);
 
 // Formats a summary as a Markdown table.
-std::string FormatTable(const lab::TaskResults& task, const CompareSettings& settings,
+std::string FormatTable(const TaskResults& task, const CompareSettings& settings,
                         const nlohmann::json& summary);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_RESULTS_H_

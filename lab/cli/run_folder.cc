@@ -9,11 +9,10 @@
 #include "gnomon/attention.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using lab::StrCat;
 
 }  // namespace
 
@@ -39,7 +38,7 @@ RunFolder CreateRunFolder(const std::string& out, const std::string& name) {
     throw Error(StrCat("cannot write to the output folder ", folder.string()));
   };
   check();
-  run.lock = lab::FolderLock(folder);
+  run.lock = FolderLock(folder);
   const bool empty = fs::is_empty(folder, error);
   check();
   if (!empty)
@@ -59,4 +58,4 @@ std::string NameOfData(const std::string& path) {
   return name.empty() ? "text" : name;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

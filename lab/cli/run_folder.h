@@ -7,12 +7,12 @@
 
 #include "training/files.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // The folder of an active run, locked against other processes.
 struct RunFolder {
   std::filesystem::path path;
-  lab::FolderLock lock;
+  FolderLock lock;
 };
 
 // Creates the folder of a new run: `out` or, by default, runs/<date>-<time>-<name>. Throws Error if
@@ -22,6 +22,6 @@ RunFolder CreateRunFolder(const std::string& out, const std::string& name);
 // The default run name for a data path: its last component.
 std::string NameOfData(const std::string& path);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_RUN_FOLDER_H_

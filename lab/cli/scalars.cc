@@ -3,10 +3,9 @@
 #include "gnomon/attention.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
-using lab::StrCat;
 using nlohmann::json;
 
 constexpr const char* kTensorboardModule = "gnomon.lab._tensorboard";
@@ -21,7 +20,7 @@ void CheckScalars(const CLI::App& command) {
   }
 }
 
-Scalars::Scalars(bool is_wanted, const lab::TaskResults& task, const CompareSettings& settings,
+Scalars::Scalars(bool is_wanted, const TaskResults& task, const CompareSettings& settings,
                  const std::filesystem::path& folder)
     : task_(task), settings_(settings) {
   if (!is_wanted) return;
@@ -41,10 +40,10 @@ void Scalars::Loss(int64_t combination, int64_t seed, int64_t step, double loss)
 
 void Scalars::Result(const RunResult& result) {
   if (child_ == nullptr) return;
-  const std::vector<lab::Metric> metrics = task_.metrics();
+  const std::vector<Metric> metrics = task_.metrics();
   const std::string key = task_.conditions().key;
   json scalars = json::object();
-  for (const lab::Measurement& at : result.measurements) {
+  for (const Measurement& at : result.measurements) {
     for (size_t n = 0; n < metrics.size(); ++n) {
       if (!at.values[n]) continue;
       const std::string place = StrCat(key, " ", FormatCondition(at.condition));
@@ -55,4 +54,4 @@ void Scalars::Result(const RunResult& result) {
   Write(result.combination, result.seed, step, scalars);
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

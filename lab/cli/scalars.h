@@ -11,7 +11,7 @@
 #include "cli/results.h"
 #include "training/task.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // Throws Error if TensorBoard is not installed.
 void CheckScalars(const CLI::App& command);
@@ -19,7 +19,7 @@ void CheckScalars(const CLI::App& command);
 // Writes events to FOLDER/tensorboard, with one folder per run. Does nothing unless `is_wanted`.
 class Scalars {
  public:
-  Scalars(bool is_wanted, const lab::TaskResults& task, const CompareSettings& settings,
+  Scalars(bool is_wanted, const TaskResults& task, const CompareSettings& settings,
           const std::filesystem::path& folder);
 
   void Loss(int64_t combination, int64_t seed, int64_t step, double loss);
@@ -29,11 +29,11 @@ class Scalars {
  private:
   void Write(int64_t combination, int64_t seed, int64_t step, const nlohmann::json& scalars);
 
-  const lab::TaskResults& task_;
+  const TaskResults& task_;
   const CompareSettings& settings_;
   std::unique_ptr<PythonChild> child_;
 };
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_SCALARS_H_

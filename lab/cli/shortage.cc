@@ -7,12 +7,8 @@
 #include "gnomon/attention.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
-namespace {
-
-using lab::StrCat;
-
-}  // namespace
+namespace gnomon::lab::cli {
+namespace {}  // namespace
 
 std::optional<std::string> DescribeShortage(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
@@ -51,4 +47,4 @@ void NamingOptions(const std::string& options, const std::function<void()>& work
   }
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

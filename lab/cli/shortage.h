@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // For an allocation failure, returns ": failed to allocate 512 bytes" (an example), or "" if the
 // size is unknown. Returns nothing for other exceptions.
@@ -17,6 +17,6 @@ std::optional<std::string> DescribeShortage(const std::exception& error);
 // runs out, throws an Error that names these options.
 void NamingOptions(const std::string& options, const std::function<void()>& work);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_SHORTAGE_H_

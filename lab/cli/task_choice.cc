@@ -11,10 +11,8 @@
 #include "training/checkpoint.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
-
-using lab::StrCat;
 
 // The value of an option on the command line; none if the option is absent or empty.
 std::optional<std::string> ValueOf(std::string_view option, int argc, char** argv) {
@@ -34,7 +32,7 @@ std::optional<std::string> TaskOfRun(const std::string& path) {
   const std::filesystem::path record = std::filesystem::path(path) / kResultsName;
   std::error_code error;
   if (std::filesystem::exists(record, error)) return TaskOfRecord(record);
-  return lab::TaskOfCheckpoint(lab::CheckpointFile(path));
+  return TaskOfCheckpoint(CheckpointFile(path));
 }
 
 }  // namespace
@@ -52,7 +50,7 @@ TaskChoice ChooseTask(int argc, char** argv) {
       fault = error.what();
     }
   }
-  return {lab::NewTask(name.value_or(lab::kTextTask)), name ? "" : fault};
+  return {NewTask(name.value_or(kTextTask)), name ? "" : fault};
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -7,10 +7,10 @@
 
 #include "training/task.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 struct TaskChoice {
-  std::shared_ptr<lab::Task> task;
+  std::shared_ptr<Task> task;
   // The reason why the task of the given run or checkpoint is unknown; empty if it is known or if
   // no run or checkpoint is given.
   std::string fault;
@@ -21,6 +21,6 @@ struct TaskChoice {
 // exist.
 TaskChoice ChooseTask(int argc, char** argv);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_TASK_CHOICE_H_

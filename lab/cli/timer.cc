@@ -7,7 +7,7 @@
 
 #include "cli/progress.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 double TimeOn(c10::Device device, const std::function<void()>& work) {
   if (device.is_cpu()) {
@@ -48,4 +48,4 @@ std::optional<int64_t> PeakBytesOn(c10::Device device, const std::function<void(
   return allocated().peak - before;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

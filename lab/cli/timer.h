@@ -8,7 +8,7 @@
 #include <functional>
 #include <optional>
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // The duration of `work` in seconds. On the CPU, this is wall-clock time; on other devices, it is
 // the time between two events on the current stream, after all previous work has finished.
@@ -18,6 +18,6 @@ double TimeOn(c10::Device device, const std::function<void()>& work);
 // `work`, in bytes. None if the allocator does not count it, and on the CPU (see PeakBytes).
 std::optional<int64_t> PeakBytesOn(c10::Device device, const std::function<void()>& work);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_TIMER_H_

@@ -22,53 +22,49 @@
 #include "training/task.h"
 #include "training/trainer.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
-using lab::Command;
-using lab::StrCat;
-
 struct TrainFlags {
-  std::string task = lab::kTextTask;
+  std::string task = kTextTask;
   std::string data;
   std::string out;
   std::string resume;
-  lab::Terms terms;
-  lab::TrainingOptions training;
-  lab::RunOptions run;
+  Terms terms;
+  TrainingOptions training;
+  RunOptions run;
   std::string device = "cpu";
   int64_t threads = 0;
 };
 
 // The options that may change when a run is resumed.
-lab::OptionList RunFlags(TrainFlags* flags, lab::TaskOptions& task) {
-  return lab::InSection("run", flags->run.Options()) + task.Options(Command::kTrain);
+OptionList RunFlags(TrainFlags* flags, TaskOptions& task) {
+  return InSection("run", flags->run.Options()) + task.Options(Command::kTrain);
 }
 
 struct Work {
-  std::unique_ptr<lab::Trainer> trainer;
-  lab::Terms terms;
+  std::unique_ptr<Trainer> trainer;
+  Terms terms;
   std::string data;
   std::filesystem::path checkpoint;
-  lab::FolderLock lock;  // locks the folder; held by process 0
-  lab::RunOptions run;
+  FolderLock lock;  // locks the folder; held by process 0
+  RunOptions run;
 };
 
 // Learns the assets from the data in process 0, and broadcasts them to the other processes.
-void ShareAssets(const lab::Processes& processes, lab::TaskData& task) {
+void ShareAssets(const Processes& processes, TaskData& task) {
   RunInEveryProcess(processes, [&] {
     if (processes.rank() == 0) task.Prepare();
   });
   if (processes.size() == 1) return;
   std::vector<std::string> bytes;
-  for (const lab::Asset& asset : task.Assets()) {
+  for (const Asset& asset : task.Assets()) {
     bytes.push_back(processes.BroadcastText(asset.bytes));
   }
   if (processes.rank() != 0) task.TakeAssets(bytes, /*is_stored=*/false);
 }
 
-void CheckSameData(const lab::Processes& processes, const lab::Task& task,
-                   const std::string& path) {
+void CheckSameData(const Processes& processes, const Task& task, const std::string& path) {
   const std::string sha256 = processes.BroadcastText(task.data_sha256());
   RunInEveryProcess(processes, [&] {
     if (task.data_sha256() == sha256) return;
@@ -79,8 +75,8 @@ void CheckSameData(const lab::Processes& processes, const lab::Task& task,
 
 // Throws Error if the device does not exist, or if it is not the CPU and several processes would
 // share it.
-torch::Device DeviceOf(const TrainFlags& flags, const lab::Processes& processes) {
-  const torch::Device device = lab::FindDevice(flags.device);
+torch::Device DeviceOf(const TrainFlags& flags, const Processes& processes) {
+  const torch::Device device = FindDevice(flags.device);
   if (!device.is_cpu() && processes.size() > 1) {
     throw Error(StrCat("train: --device ", flags.device, " works with only one process, but ",
                        processes.size(), " were started"));
@@ -89,10 +85,9 @@ torch::Device DeviceOf(const TrainFlags& flags, const lab::Processes& processes)
 }
 
 // Runs all checks, and prepares the run up to its first step.
-Work NewWork(const CLI::App& command, TrainFlags flags, lab::Task& task,
-             const lab::ProcessesPtr& processes) {
+Work NewWork(const CLI::App& command, TrainFlags flags, Task& task, const ProcessesPtr& processes) {
   Work work;
-  lab::TrainingOptions& training = flags.training;
+  TrainingOptions& training = flags.training;
   torch::Device device(torch::kCPU);
   RunInEveryProcess(*processes, [&] {
     device = DeviceOf(flags, *processes);
@@ -100,9 +95,9 @@ Work NewWork(const CLI::App& command, TrainFlags flags, lab::Task& task,
       throw Error("train: --data is required");
     }
     SetWarmup(command, &training);
-    lab::CheckTrainingOptions(training, processes->size());
+    CheckTrainingOptions(training, processes->size());
     task.Settle(Command::kTrain, /*is_resumed=*/false, &training);
-    lab::CheckRanges(task.Options(Command::kTrain), "");
+    CheckRanges(task.Options(Command::kTrain), "");
     task.ReadData(flags.data);
     flags.terms = CompleteTerms(task, flags.terms);
     // Check the terms before learning the assets, which may take minutes.
@@ -123,21 +118,20 @@ Work NewWork(const CLI::App& command, TrainFlags flags, lab::Task& task,
   work.terms = flags.terms;
   work.data = flags.data;
   work.run = flags.run;
-  work.trainer = std::make_unique<lab::Trainer>(
-      lab::NewLearner(task, flags.terms, training, device), training, processes);
+  work.trainer = std::make_unique<Trainer>(NewLearner(task, flags.terms, training, device),
+                                           training, processes);
   return work;
 }
 
-Work ResumedWork(CLI::App& command, TrainFlags* flags, lab::Task& task,
-                 const lab::ProcessesPtr& processes) {
+Work ResumedWork(CLI::App& command, TrainFlags* flags, Task& task, const ProcessesPtr& processes) {
   Work work;
-  lab::Checkpoint checkpoint;
+  Checkpoint checkpoint;
   RunInEveryProcess(*processes, [&] {
     const torch::Device device = DeviceOf(*flags, *processes);
-    work.checkpoint = lab::CheckpointFile(flags->resume);
+    work.checkpoint = CheckpointFile(flags->resume);
     if (processes->rank() == 0) {
-      work.lock = lab::FolderLock(lab::FolderOf(work.checkpoint));
-      lab::RemoveUnfinished(work.checkpoint);
+      work.lock = FolderLock(FolderOf(work.checkpoint));
+      RemoveUnfinished(work.checkpoint);
     }
     checkpoint = LoadModel(work.checkpoint.string(), task, device);
     if (!checkpoint.training) {
@@ -145,8 +139,8 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, lab::Task& task,
                          " contains only a model; --resume also needs its training state "
                          "(optimizer, step, options and data)"));
     }
-    const lab::TrainingState& training = *checkpoint.training;
-    lab::CheckTrainingOptions(training.options, processes->size());
+    const TrainingState& training = *checkpoint.training;
+    CheckTrainingOptions(training.options, processes->size());
     task.CheckFits(training.options, processes->size());
     task.ReadData(training.data_path);
     if (task.data_sha256() != training.data_sha256) {
@@ -158,26 +152,25 @@ Work ResumedWork(CLI::App& command, TrainFlags* flags, lab::Task& task,
     task.Settle(Command::kTrain, /*is_resumed=*/true, &training.options);
     task.CheckData(&training.options);
   });
-  const lab::TrainingState& training = *checkpoint.training;
+  const TrainingState& training = *checkpoint.training;
   work.terms = checkpoint.terms;
   work.data = training.data_path;
   work.run = flags->run;
   work.trainer =
-      std::make_unique<lab::Trainer>(std::move(checkpoint.learner), training.options, processes);
+      std::make_unique<Trainer>(std::move(checkpoint.learner), training.options, processes);
   work.trainer->Restore(training.optimizer, training.step, training.learner);
   return work;
 }
 
 // Prints a line such as "validation at length 128: 1.234 (loss, nats per byte), ..." for each
 // condition.
-void PrintMeasurements(const lab::TaskResults& task,
-                       const std::vector<lab::Measurement>& measurements) {
-  const std::vector<lab::Metric> metrics = task.metrics();
+void PrintMeasurements(const TaskResults& task, const std::vector<Measurement>& measurements) {
+  const std::vector<Metric> metrics = task.metrics();
   const auto is_known = [&](size_t n) {
     return std::any_of(measurements.begin(), measurements.end(),
-                       [&](const lab::Measurement& at) { return at.values[n].has_value(); });
+                       [&](const Measurement& at) { return at.values[n].has_value(); });
   };
-  for (const lab::Measurement& at : measurements) {
+  for (const Measurement& at : measurements) {
     std::vector<std::string> parts;
     for (size_t n = 0; n < metrics.size(); ++n) {
       // Some metrics exist only for one condition.
@@ -185,11 +178,11 @@ void PrintMeasurements(const lab::TaskResults& task,
       parts.push_back(StrCat(FormatLoss(at.values[n]), " (", metrics[n].title, ")"));
     }
     std::cout << "validation at " << task.conditions().key << " " << FormatCondition(at.condition)
-              << ": " << lab::Join(parts, ", ") << "\n";
+              << ": " << Join(parts, ", ") << "\n";
   }
 }
 
-int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::ProcessesPtr& processes) {
+int Run(CLI::App& command, TrainFlags* flags, Task& task, const ProcessesPtr& processes) {
   RunInEveryProcess(*processes, [&] {
     if (flags->resume.empty()) return;
     CheckResumes(command, RunFlags(flags, task));
@@ -197,10 +190,10 @@ int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::Proces
   SetThreads(flags->threads);
   Work work = flags->resume.empty() ? NewWork(command, *flags, task, processes)
                                     : ResumedWork(command, flags, task, processes);
-  lab::Trainer& trainer = *work.trainer;
+  Trainer& trainer = *work.trainer;
   const auto save = [&] {
     RunInEveryProcess(*processes, [&] {
-      lab::SaveCheckpoint(work.checkpoint, trainer, task, work.terms, work.run, work.data);
+      SaveCheckpoint(work.checkpoint, trainer, task, work.terms, work.run, work.data);
     });
   };
   save();
@@ -208,7 +201,7 @@ int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::Proces
   Progress progress(/*shown=*/processes->rank() == 0);
   const int64_t steps = trainer.options().steps;
   const int64_t first = trainer.step();
-  progress.Note(StrCat(lab::CountParameters(trainer.learner().module()), " parameters, ",
+  progress.Note(StrCat(CountParameters(trainer.learner().module()), " parameters, ",
                        task.DescribeSize(), " of training data; steps ", first, " to ", steps));
   const std::string step_flags = task.StepFlags(Command::kTrain, trainer.options());
   const Stopwatch clock;
@@ -238,7 +231,7 @@ int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::Proces
     return kInterrupted;
   }
   if (processes->rank() != 0) return 0;
-  std::vector<lab::Measurement> measurements;
+  std::vector<Measurement> measurements;
   NamingOptions(task.EvaluationFlags(Command::kTrain),
                 [&] { measurements = trainer.learner().Evaluate([] { return !Interrupted(); }); });
   if (measurements.empty()) return kInterrupted;
@@ -249,8 +242,8 @@ int Run(CLI::App& command, TrainFlags* flags, lab::Task& task, const lab::Proces
 
 }  // namespace
 
-void AddTrain(CLI::App& app, const std::shared_ptr<lab::Task>& task,
-              const lab::ProcessesPtr& processes, Action* action) {
+void AddTrain(CLI::App& app, const std::shared_ptr<Task>& task, const ProcessesPtr& processes,
+              Action* action) {
   CLI::App* command = app.add_subcommand(
       "train", "Train a model for a task, by default a language model, and save it");
   command->footer(
@@ -272,7 +265,7 @@ void AddTrain(CLI::App& app, const std::shared_ptr<lab::Task>& task,
   AddDeviceFlag(command, &flags->device, "to train the model");
   AddThreadsFlag(command, &flags->threads);
   AddFlags(command,
-           RunFlags(flags.get(), *task) + lab::InSection("training", flags->training.Options()));
+           RunFlags(flags.get(), *task) + InSection("training", flags->training.Options()));
   command->callback([action, command, flags, task, processes] {
     *action = [command, flags, task, processes] {
       return Run(*command, flags.get(), *task, processes);
@@ -280,4 +273,4 @@ void AddTrain(CLI::App& app, const std::shared_ptr<lab::Task>& task,
   });
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

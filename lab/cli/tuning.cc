@@ -16,13 +16,9 @@
 #include "gnomon/torch/nn.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
-using lab::Command;
-using lab::Option;
-using lab::OptionList;
-using lab::StrCat;
 using nlohmann::json;
 
 constexpr const char* kTuningFile = "lab/_tuning.py";
@@ -48,7 +44,7 @@ OptionList OnlyNumbers(OptionList list) {
 }
 
 // The task's numeric options that change the model or its training.
-OptionList OfTask(lab::TaskOptions& task) {
+OptionList OfTask(TaskOptions& task) {
   OptionList list = OnlyNumbers(task.Options(Command::kCompare));
   std::erase_if(list, [](const Option& option) {
     return option.section != "model" && option.section != "training";
@@ -56,8 +52,8 @@ OptionList OfTask(lab::TaskOptions& task) {
   return list;
 }
 
-OptionList OfTraining(lab::TrainingOptions* training) {
-  return OnlyNumbers(lab::Without(training->Options(), {"steps", "seed"}));
+OptionList OfTraining(TrainingOptions* training) {
+  return OnlyNumbers(Without(training->Options(), {"steps", "seed"}));
 }
 
 // Parses the entire text as a number; returns nothing if it is not one.
@@ -91,9 +87,9 @@ std::string EachComponent(const std::string& text, const Visit& visit) {
     for (const SpecifiedTerm& component : ParseSpecification(layer)) {
       parts.push_back(visit(component));
     }
-    layers.push_back(lab::Join(parts, "+"));
+    layers.push_back(Join(parts, "+"));
   }
-  return lab::Join(layers, ";");
+  return Join(layers, ";");
 }
 
 std::string WithParameter(const std::string& text, const std::string& name,
@@ -108,7 +104,7 @@ std::string WithParameter(const std::string& text, const std::string& name,
 }
 
 // The tunable parameters of all components.
-std::vector<const CatalogueParameter*> Parameters(const lab::Terms& terms) {
+std::vector<const CatalogueParameter*> Parameters(const Terms& terms) {
   std::vector<const CatalogueParameter*> found;
   for (const std::string& text : {terms.similarity, terms.position}) {
     EachComponent(text, [&](const SpecifiedTerm& component) {
@@ -231,8 +227,8 @@ Tuning TuningFromJson(const json& object) {
   return tuning;
 }
 
-TunedOption ParseTuned(const std::string& text, lab::TaskOptions& task,
-                       lab::TrainingOptions training, const std::vector<lab::Terms>& combinations) {
+TunedOption ParseTuned(const std::string& text, TaskOptions& task, TrainingOptions training,
+                       const std::vector<Terms>& combinations) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) {
     throw Error(StrCat("--tune is '", text, "'; expected OPTION=VALUE,VALUE or OPTION=LOW..HIGH"));
@@ -299,7 +295,7 @@ TunedOption ParseTuned(const std::string& text, lab::TaskOptions& task,
   return tuned;
 }
 
-TunedModel::TunedModel(lab::Task& task, const lab::TrainingOptions& base, lab::Terms base_terms,
+TunedModel::TunedModel(Task& task, const TrainingOptions& base, Terms base_terms,
                        const json& values)
     : terms(std::move(base_terms)), training(base) {
   if (!values.is_object()) return;
@@ -326,7 +322,7 @@ std::string DescribeValues(const json& values) {
   for (const auto& [name, value] : values.items()) {
     parts.push_back(StrCat(name, " ", value.get<double>()));
   }
-  return lab::Join(parts, ", ");
+  return Join(parts, ", ");
 }
 
 void CheckOptuna() {
@@ -360,4 +356,4 @@ bool NextTrials(const std::filesystem::path& folder, Tuning* tuning,
   return false;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -15,7 +15,7 @@
 #include "training/task.h"
 #include "training/training_options.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 // An option and the values to try: a list or a range.
 struct TunedOption {
@@ -53,24 +53,24 @@ nlohmann::json ToJson(const Tuning& tuning);
 Tuning TuningFromJson(const nlohmann::json& object);
 
 // Parses --tune NAME=VALUES. Throws Error if the name or a value is invalid for all combinations.
-TunedOption ParseTuned(const std::string& text, lab::TaskOptions& task,
-                       lab::TrainingOptions training, const std::vector<lab::Terms>& combinations);
+TunedOption ParseTuned(const std::string& text, TaskOptions& task, TrainingOptions training,
+                       const std::vector<Terms>& combinations);
 
 // The terms and training options of a combination, with tuned values. While this object exists, the
 // task's own options also have tuned values.
 class TunedModel {
  public:
-  TunedModel(lab::Task& task, const lab::TrainingOptions& base, lab::Terms base_terms,
+  TunedModel(Task& task, const TrainingOptions& base, Terms base_terms,
              const nlohmann::json& values);
   ~TunedModel();
   TunedModel(const TunedModel&) = delete;
   TunedModel& operator=(const TunedModel&) = delete;
 
-  lab::Terms terms;
-  lab::TrainingOptions training;
+  Terms terms;
+  TrainingOptions training;
 
  private:
-  lab::OptionList options_;  // the task's options that it changes
+  OptionList options_;  // the task's options that it changes
   nlohmann::json before_;
 };
 
@@ -85,6 +85,6 @@ void CheckOptuna();
 bool NextTrials(const std::filesystem::path& folder, Tuning* tuning,
                 std::vector<std::pair<int64_t, int64_t>>* trials);
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_TUNING_H_

@@ -8,10 +8,8 @@
 #include "gnomon/attention.h"
 #include "training/strings.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
-
-using lab::StrCat;
 
 constexpr const char* kWorkersModule = "gnomon.lab._workers";
 constexpr int64_t kMostWorkers = 4096;
@@ -94,4 +92,4 @@ bool Workers::Run(const std::vector<std::pair<int64_t, int64_t>>& runs,
   return left == 0;
 }
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli

@@ -13,7 +13,7 @@
 
 #include "cli/python.h"
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 
 struct WorkerFlags {
   int64_t count = 0;
@@ -42,6 +42,6 @@ class Workers {
   PythonChild child_;
 };
 
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
 
 #endif  // GNOMON_CLI_WORKERS_H_

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace gnomon::cli {
+namespace gnomon::lab::cli {
 namespace {
 
 TEST(ShortageTest, NamesTheSizeThatAllocatorsReport) {
@@ -27,4 +27,4 @@ TEST(ShortageTest, NamesTheSizeThatAllocatorsReport) {
 }
 
 }  // namespace
-}  // namespace gnomon::cli
+}  // namespace gnomon::lab::cli
