@@ -15,6 +15,7 @@
 #include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/options.h"
+#include "ops/attention/resolve.h"
 #include "ops/attention/starts.h"
 #include "ops/operators/kept_tensor.h"
 #include "ops/operators/tensors.h"
@@ -22,12 +23,54 @@
 namespace gnomon {
 namespace {
 
-// Reads the tensors of a list in order and checks each against q.
-class TensorReader {
+// The values of parameters in a call: numbers, initial values, and the tensors of a list, which are
+// read in order and checked against q.
+class CallValues {
  public:
-  TensorReader(const char* operation, at::TensorList tensors, const at::Tensor& q)
+  CallValues(const char* operation, at::TensorList tensors, const at::Tensor& q)
       : operation_(operation), tensors_(tensors), q_(q) {}
 
+  at::Tensor HeadParameter(const SimilarityEntry& entry, const Component& component,
+                           const Setting& setting) {
+    if (setting.kind != Setting::Kind::kNone && setting.kind != Setting::Kind::kFixed) {
+      return Heads(component, setting);
+    }
+    const int64_t head_dim = SizeOf(q_, -1);
+    entry.CheckColumns(component, head_dim, operation_, ": head_dim of q is ");
+    return HeadNumber(q_, HeadParameterStart(entry, component, head_dim));
+  }
+
+  at::Tensor Heads(const Component& component, const Setting& setting) {
+    const std::string& name = setting.parameter->name;
+    TORCH_CHECK_VALUE(setting.kind != Setting::Kind::kLearned, operation_, ": ", component.name(),
+                      ":", name,
+                      "=learned works only in modules; here pass a tensor with requires_grad=True");
+    if (setting.kind != Setting::Kind::kTensor) {
+      return HeadValueIn(q_, component, setting, /*held=*/std::nullopt);
+    }
+    at::Tensor tensor = Next(component.name(), name);
+    if (tensor.dim() == 0) return tensor.expand_symint({q_.sym_size(1)});
+    TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1), operation_, ": ",
+                      name, " of ", component.name(), " has shape ", tensor.sym_sizes(),
+                      "; expected (H,) = (", q_.sym_size(1), ",), or () if shared by all heads");
+    return tensor;
+  }
+
+  at::Tensor Table(const Component& component, const Setting& setting) {
+    const std::string& name = setting.parameter->name;
+    TORCH_CHECK_VALUE(setting.kind == Setting::Kind::kTensor, operation_, ": ", name, " of ",
+                      component.name(),
+                      " is missing; pass a term that contains the tensor, since only modules "
+                      "create their own tables");
+    return Next(component.name(), name);
+  }
+
+  void CheckDone(const char* what) const {
+    TORCH_CHECK_VALUE(next_ == tensors_.size(), operation_, ": ", what, " has ", tensors_.size(),
+                      " tensors; expected ", next_);
+  }
+
+ private:
   at::Tensor Next(const std::string& component, const std::string& name) {
     TORCH_CHECK_VALUE(next_ < tensors_.size(), operation_, ": ", name, " of ", component,
                       " is missing");
@@ -38,82 +81,29 @@ class TensorReader {
     return AsParameter(tensor, q_, operation_, ": ", name, " of ", component);
   }
 
-  // The value (H,) of a per-head parameter; `start` replaces its initial value.
-  at::Tensor Heads(const Component& component, const Setting& setting,
-                   const OptionalTensor& start = std::nullopt) {
-    const std::string& name = setting.parameter->name;
-    TORCH_CHECK_VALUE(setting.kind != Setting::Kind::kLearned, operation_, ": ", component.name(),
-                      ":", name,
-                      "=learned works only in modules; here pass a tensor with requires_grad=True");
-    if (setting.kind != Setting::Kind::kTensor) return HeadValueIn(q_, component, setting, start);
-    at::Tensor tensor = Next(component.name(), name);
-    if (tensor.dim() == 0) return tensor.expand_symint({q_.sym_size(1)});
-    TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == q_.sym_size(1), operation_, ": ",
-                      name, " of ", component.name(), " has shape ", tensor.sym_sizes(),
-                      "; expected (H,) = (", q_.sym_size(1), ",), or () if shared by all heads");
-    return tensor;
-  }
-
-  void CheckDone(const char* what) const {
-    TORCH_CHECK_VALUE(next_ == tensors_.size(), operation_, ": ", what, " has ", tensors_.size(),
-                      " tensors; expected ", next_);
-  }
-
- private:
   const char* operation_;
   at::TensorList tensors_;
   const at::Tensor& q_;
   size_t next_ = 0;
 };
 
-// Parsed and checked specifications, which are cached: parsing one would take a significant part of
-// a short attention call.
-struct SimilaritySpec {
-  std::shared_ptr<const Component> component;
-  const SimilarityEntry* entry;
-  std::optional<Setting> head;
-  std::vector<Setting> others;
-};
-
-struct PositionSpec {
-  std::shared_ptr<const Component> component;
-  const PositionEntry* entry;
-  std::vector<Setting> settings;
-};
-
-std::vector<Setting> SettingsOf(const Component& component,
-                                const std::vector<const Parameter*>& parameters) {
-  std::vector<Setting> settings;
-  for (const Parameter* parameter : parameters) {
-    settings.push_back(SettingOf(component, *parameter));
-  }
-  return settings;
-}
-
-std::shared_ptr<const SimilaritySpec> ReadSimilarity(const std::string& spec) {
-  static Kept<std::string, std::shared_ptr<const SimilaritySpec>> known;
+// Parsed specifications are cached: parsing one would take a significant part of a short attention
+// call.
+std::shared_ptr<const ParsedSimilarity<Setting>> Parsed(const std::string& spec) {
+  static Kept<std::string, std::shared_ptr<const ParsedSimilarity<Setting>>> known;
   return known.Get(spec, [&] {
-    auto component = std::make_shared<const Component>(Component::Parse(spec));
-    const SimilarityEntry& entry = FindSimilarity(*component);
-    SimilaritySpec read{component, &entry, std::nullopt,
-                        SettingsOf(*component, entry.other_head_parameters())};
-    if (const Parameter* head = entry.head_parameter()) read.head = SettingOf(*component, *head);
-    return std::make_shared<const SimilaritySpec>(std::move(read));
+    return std::make_shared<const ParsedSimilarity<Setting>>(
+        ParseSimilarity<Setting>(spec, SettingOf));
   });
 }
 
-// Parses the terms of a sum.
-std::shared_ptr<const std::vector<PositionSpec>> ReadPositions(const std::string& spec) {
-  static Kept<std::string, std::shared_ptr<const std::vector<PositionSpec>>> known;
+using PositionTerms = std::vector<ParsedPosition<Setting>>;
+
+std::shared_ptr<const PositionTerms> ParsedSum(const std::string& spec) {
+  static Kept<std::string, std::shared_ptr<const PositionTerms>> known;
   return known.Get(spec, [&] {
-    std::vector<PositionSpec> terms;
-    for (Component& term : ParseSum(spec)) {
-      auto component = std::make_shared<const Component>(std::move(term));
-      const PositionEntry& entry =
-          FindPositionInAttention("gnomon.attention", *component, /*holds_tables=*/false);
-      terms.push_back({component, &entry, SettingsOf(*component, entry.Tensors(*component))});
-    }
-    return std::make_shared<const std::vector<PositionSpec>>(std::move(terms));
+    return std::make_shared<const PositionTerms>(
+        ParsePositions<Setting>("gnomon.attention", spec, /*holds_tables=*/false, SettingOf));
   });
 }
 
@@ -121,53 +111,23 @@ std::shared_ptr<const std::vector<PositionSpec>> ReadPositions(const std::string
 
 ResolvedSimilarity ResolveSimilarity(const char* operation, const std::string& spec,
                                      at::TensorList tensors, const at::Tensor& q) {
-  const std::shared_ptr<const SimilaritySpec> read = ReadSimilarity(spec);
-  ResolvedSimilarity similarity{read->entry, read->component, {}, {}};
-  const Component& component = *read->component;
-  TensorReader reader(operation, tensors, q);
-  if (const std::optional<Setting>& head = read->head) {
-    OptionalTensor start;
-    if (head->kind == Setting::Kind::kNone || head->kind == Setting::Kind::kFixed) {
-      const int64_t head_dim = SizeOf(q, -1);
-      read->entry->CheckColumns(component, head_dim, operation, ": head_dim of q is ");
-      start = HeadNumber(q, HeadParameterStart(*read->entry, component, head_dim));
-    }
-    similarity.head_parameter = reader.Heads(component, *head, start);
-  }
-  for (const Setting& setting : read->others) {
-    similarity.others.push_back(reader.Heads(component, setting));
-  }
-  reader.CheckDone("similarity");
+  CallValues values(operation, tensors, q);
+  ResolvedSimilarity similarity = Resolve(*Parsed(spec), values);
+  values.CheckDone("similarity");
   return similarity;
 }
 
 std::vector<ResolvedPosition> ResolvePositions(const std::vector<std::string>& positions,
                                                at::TensorList tensors, const at::Tensor& q) {
+  // All sums are parsed first, so that an invalid one is reported before a missing tensor.
+  std::vector<std::shared_ptr<const PositionTerms>> sums;
+  for (const std::string& spec : positions) sums.push_back(ParsedSum(spec));
+  CallValues values("gnomon.attention", tensors, q);
   std::vector<ResolvedPosition> resolved;
-  TensorReader reader("gnomon.attention", tensors, q);
-  std::vector<std::shared_ptr<const std::vector<PositionSpec>>> sums;
-  for (const std::string& spec : positions) sums.push_back(ReadPositions(spec));
-  const auto resolve = [&](const PositionSpec& term) {
-    ResolvedPosition position{term.entry, term.component, {}};
-    const Component& component = *term.component;
-    for (const Setting& setting : term.settings) {
-      const Parameter& parameter = *setting.parameter;
-      if (parameter.is_per_head()) {
-        position.tensors.push_back(reader.Heads(component, setting));
-        continue;
-      }
-      TORCH_CHECK_VALUE(setting.kind == Setting::Kind::kTensor,
-                        "gnomon.attention: ", parameter.name, " of ", component.name(),
-                        " is missing; pass a term that contains the tensor, since only modules "
-                        "create their own tables");
-      position.tensors.push_back(reader.Next(component.name(), parameter.name));
-    }
-    resolved.push_back(std::move(position));
-  };
   for (const auto& sum : sums) {
-    for (const PositionSpec& term : *sum) resolve(term);
+    for (const ParsedPosition<Setting>& term : *sum) resolved.push_back(Resolve(term, values));
   }
-  reader.CheckDone("position");
+  values.CheckDone("position");
   return resolved;
 }
 

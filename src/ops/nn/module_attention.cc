@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "ops/attention/attention_weights.h"
 #include "ops/attention/call_checks.h"
@@ -60,18 +62,41 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
   return {SizeOf(q, 2) + offset, SizeOf(k, 2)};
 }
 
-// The value (H,) of a per-head parameter for a call with q. `tensors` contains the tensors of the
-// call, in the compute dtype.
-at::Tensor PerHeadValue(const at::Tensor& q, const Component& term, const Use& use,
-                        const std::vector<at::Tensor>& tensors) {
-  const bool is_held = use.count_of_call > 0 && (use.is_given() || use.keeps_start);
-  const at::Tensor value = HeadValueIn(
-      q, term, use, is_held ? OptionalTensor(tensors[use.first_of_call]) : std::nullopt);
-  if (use.kind == Setting::Kind::kLearned) {
-    return LearnedNumber(value, tensors[use.first_of_call + use.count_of_call - 1]);
+// The values of parameters in a call of a module with q. `held` contains the tensors of the call,
+// in the computing type.
+class ModuleValues {
+ public:
+  // lengths() returns the lengths of the call, which some tables are expanded to.
+  ModuleValues(const at::Tensor& q, std::vector<at::Tensor> held,
+               std::function<CallLengths()> lengths)
+      : q_(q), held_(std::move(held)), lengths_(std::move(lengths)) {}
+
+  at::Tensor HeadParameter(const SimilarityEntry& /*entry*/, const Component& term,
+                           const Use& use) const {
+    return Heads(term, use);
   }
-  return is_held ? value.expand({SizeOf(q, 1)}) : value;
-}
+
+  at::Tensor Heads(const Component& term, const Use& use) const {
+    const bool is_held = use.count_of_call > 0 && (use.is_given() || use.keeps_start);
+    const at::Tensor value = HeadValueIn(
+        q_, term, use, is_held ? OptionalTensor(held_[use.first_of_call]) : std::nullopt);
+    if (use.kind == Setting::Kind::kLearned) {
+      return LearnedNumber(value, held_[use.first_of_call + use.count_of_call - 1]);
+    }
+    return is_held ? value.expand({SizeOf(q_, 1)}) : value;
+  }
+
+  at::Tensor Table(const Component& term, const Use& use) const {
+    const at::Tensor& table = held_[use.first_of_call];
+    const auto expand = use.parameter->tensor.expand;
+    return expand == nullptr ? table : expand(term, table, lengths_());
+  }
+
+ private:
+  const at::Tensor& q_;
+  std::vector<at::Tensor> held_;
+  std::function<CallLengths()> lengths_;
+};
 
 }  // namespace
 
@@ -82,30 +107,13 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, const Modu
   for (const at::Tensor& tensor : tensors) {
     held.push_back(AsParameter(tensor, q, "gnomon.nn: a parameter"));
   }
-  ResolvedTerms resolved{{&terms.similarity(), terms.shared_component(), {}, {}}, {}};
-  if (const std::optional<Use>& use = terms.head()) {
-    resolved.similarity.head_parameter = PerHeadValue(q, terms.component(), *use, held);
-  }
-  for (const Use& use : terms.others()) {
-    resolved.similarity.others.push_back(PerHeadValue(q, terms.component(), use, held));
-  }
+  const ModuleValues values(q, std::move(held), [&] { return LengthsOf(q, k, arguments); });
+  ResolvedTerms resolved{Resolve(terms.similarity(), values), {}};
   for (const ModuleTerms::Position& position : terms.positions()) {
     if (position.entry->role() == PositionEntry::Role::kNone) continue;
-    std::vector<at::Tensor> values;
-    for (const Use& use : position.uses) {
-      if (use.parameter->is_per_head()) {
-        values.push_back(PerHeadValue(q, position.component, use, held));
-        continue;
-      }
-      const at::Tensor& table = held[use.first_of_call];
-      const auto expand = use.parameter->tensor.expand;
-      values.push_back(expand == nullptr
-                           ? table
-                           : expand(position.component, table, LengthsOf(q, k, arguments)));
-    }
-    resolved.positions.push_back({position.entry,
-                                  arguments.causal ? position.causal : position.both_ways,
-                                  std::move(values), /*of_module=*/true});
+    ResolvedPosition& at = resolved.positions.emplace_back(Resolve(position, values));
+    at.component = arguments.causal ? position.causal : position.both_ways;
+    at.of_module = true;
   }
   return resolved;
 }
@@ -116,27 +124,29 @@ std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms
   terms.CheckCount(tensors, /*of_call=*/true);
   std::vector<at::Tensor> held;
   for (const at::Tensor& tensor : tensors) held.push_back(tensor.to(ComputingType(q)));
-  std::vector<at::Tensor> values;
+  const ModuleValues values(q, std::move(held), nullptr);
+  std::vector<at::Tensor> returned;
   terms.ForEachUse([&](const Component& term, const Use& use) {
-    if (!use.parts.empty()) values.push_back(PerHeadValue(q, term, use, held));
+    if (!use.parts.empty()) returned.push_back(values.Heads(term, use));
   });
-  return values;
+  return returned;
 }
 
 namespace {
 
 // The rotation after which keys can be cached (TurnsKeysOnce), or null.
 const ModuleTerms::Position* FindLastingRotation(const ModuleTerms& terms) {
-  if (terms.similarity().HasHeight(terms.component())) return nullptr;
+  if (terms.similarity().entry->HasHeight(*terms.similarity().component)) return nullptr;
   const ModuleTerms::Position* rotation = nullptr;
   for (const ModuleTerms::Position& position : terms.positions()) {
     const PositionEntry::Role role = position.entry->role();
     if (role == PositionEntry::Role::kNorm || role == PositionEntry::Role::kContent) return nullptr;
     if (role != PositionEntry::Role::kRotation) continue;
-    const Component& component = position.component;
-    const bool lasts = rotation == nullptr && component.name() == "rope" && position.uses.empty() &&
-                       !position.entry->GoesByLength(component) && !component.Flag("xpos") &&
-                       !component.Find("shape") && !component.Find("sections");
+    const Component& component = *position.component;
+    const bool lasts = rotation == nullptr && component.name() == "rope" &&
+                       position.settings.empty() && !position.entry->GoesByLength(component) &&
+                       !component.Flag("xpos") && !component.Find("shape") &&
+                       !component.Find("sections");
     if (!lasts) return nullptr;
     rotation = &position;
   }
@@ -159,7 +169,7 @@ at::Tensor TurnedKeys(const at::Tensor& k, const ModuleTerms& terms, int64_t hea
                     .firsts = std::nullopt,
                     .length = first + k.sym_size(2),
                     .of_keys = true,
-                    .is_product = terms.similarity().is_product,
+                    .is_product = terms.similarity().entry->is_product,
                     .last_is_height = false,
                     .heads = heads,
                     .key_heads = SizeOf(k, 1),

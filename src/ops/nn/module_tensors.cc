@@ -34,7 +34,7 @@ at::Tensor ProjectionStart(const TokenProjection& projection, const Component& c
 
 // Whether a position has a user-supplied table, which may fit only calls of certain lengths.
 bool HasGivenTable(const ModuleTerms::Position& position) {
-  return std::any_of(position.uses.begin(), position.uses.end(), [](const Use& use) {
+  return std::any_of(position.settings.begin(), position.settings.end(), [](const Use& use) {
     return use.is_given() && !use.parameter->is_per_head();
   });
 }
@@ -50,9 +50,9 @@ void CheckCall(const ModuleTerms& terms, const ModuleShape& shape,
   std::vector<Component> components;
   int64_t axes = 1;
   for (const ModuleTerms::Position& position : terms.positions()) {
-    components.push_back(position.component);
-    const auto axes_of = FindPosition(position.component).axes;
-    if (axes_of != nullptr) axes = std::max(axes, axes_of(position.component));
+    components.push_back(*position.component);
+    const auto axes_of = position.entry->axes;
+    if (axes_of != nullptr) axes = std::max(axes, axes_of(*position.component));
   }
   const int64_t tokens = SmallestGrid(components).value_or(1);
   const auto heads_of = [&](int64_t columns) { return ones({0, shape.heads, tokens, columns}); };
@@ -108,12 +108,11 @@ void CheckOthers(const ModuleTerms& terms, const std::string& positions, const M
     if (is_kept) kept.push_back(given[next]);
     ++next;
   };
-  if (terms.head()) take(*terms.head(), true);
-  for (const Use& use : terms.others()) take(use, true);
+  for (const Use& use : terms.similarity().settings) take(use, true);
   for (const ModuleTerms::Position& position : terms.positions()) {
-    for (const Use& use : position.uses) take(use, !HasGivenTable(position));
+    for (const Use& use : position.settings) take(use, !HasGivenTable(position));
   }
-  ModuleTensors(*ModuleTerms::Of(terms.component().Text(), positions), shape, kept);
+  ModuleTensors(*ModuleTerms::Of(terms.similarity().component->Text(), positions), shape, kept);
 }
 
 }  // namespace
@@ -137,11 +136,12 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
                       ",), or () if shared by all heads");
     return tensor;
   };
-  const SimilarityEntry& entry = terms.similarity();
-  shape.has_height = entry.HasHeight(terms.component());
-  entry.CheckColumns(terms.component(), shape.head_dim, kName, ": qk_dim is ");
+  const SimilarityEntry& entry = *terms.similarity().entry;
+  const Component& similarity = *terms.similarity().component;
+  shape.has_height = entry.HasHeight(similarity);
+  entry.CheckColumns(similarity, shape.head_dim, kName, ": qk_dim is ");
   for (const ModuleTerms::Position& position : terms.positions()) {
-    TokenGrid::Find(position.component);  // throws an error for an invalid grid
+    TokenGrid::Find(*position.component);  // throws an error for an invalid grid
   }
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
   terms.ForEachUse([&](const Component& term, const Use& use) {
@@ -178,7 +178,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleTerms& terms, const ModuleSh
       is_whole = false;
     } else {
       if (!rest.empty()) rest += '+';
-      rest += position.component.Text();
+      rest += position.component->Text();
     }
   }
   if (is_whole) {

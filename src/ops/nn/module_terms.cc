@@ -35,36 +35,31 @@ std::string TensorName(const std::string& name, TensorPart part) {
 }
 
 ModuleTerms::ModuleTerms(const std::string& similarity, const std::string& position)
-    : component_(std::make_shared<const Component>(Component::Parse(similarity))),
+    : similarity_(ParseSimilarity<Use>(similarity, UseOf)),
       text_("\"" + similarity + "\" and \"" + position + "\"") {
-  similarity_ = &FindSimilarity(*component_);
-  if (const Parameter* parameter = similarity_->head_parameter()) {
-    head_ = UseOf(*component_, *parameter);
-    head_->keeps_start = true;
-    AddUse(*head_, parameter->name);
-  }
-  for (const Parameter* parameter : similarity_->other_head_parameters()) {
-    AddUse(others_.emplace_back(UseOf(*component_, *parameter)), parameter->name);
+  for (Use& use : similarity_.settings) {
+    use.keeps_start = IsHeadParameter(*similarity_.entry, *use.parameter);
+    AddUse(use, use.parameter->name);
   }
   std::map<std::string, int> names;
-  for (Component& term : ParseSum(position)) {
-    const PositionEntry& entry =
-        FindPositionInAttention("gnomon.nn.MultiheadAttention", term, /*holds_tables=*/true);
-    std::vector<Use> uses;
-    for (const Parameter* parameter : entry.Tensors(term)) {
+  for (ParsedPosition<Use>& parsed : ParsePositions<Use>("gnomon.nn.MultiheadAttention", position,
+                                                         /*holds_tables=*/true, UseOf)) {
+    const Component& term = *parsed.component;
+    for (Use& use : parsed.settings) {
       // Further components with the same name are numbered.
-      const int count = ++names[term.name() + "_" + parameter->name];
-      Use& use = uses.emplace_back(UseOf(term, *parameter));
+      const int count = ++names[term.name() + "_" + use.parameter->name];
       use.component = static_cast<int64_t>(positions_.size());
-      AddUse(use, term.name() + (count == 1 ? "" : std::to_string(count)) + "_" + parameter->name);
+      AddUse(use,
+             term.name() + (count == 1 ? "" : std::to_string(count)) + "_" + use.parameter->name);
     }
     const auto called = [&](bool looks_ahead) {
-      return std::make_shared<const Component>(
-          entry.Complete(term, {.has_tables_of_positions = true, .looks_ahead = looks_ahead}));
+      return std::make_shared<const Component>(parsed.entry->Complete(
+          term, {.has_tables_of_positions = true, .looks_ahead = looks_ahead}));
     };
     // On a grid axis, a token attends in both directions, even in a causal call.
     const bool lies_on_grid = term.Find("shape").has_value();
-    positions_.push_back({&entry, term, std::move(uses), called(lies_on_grid), called(true)});
+    const auto causal = called(lies_on_grid);
+    positions_.push_back({std::move(parsed), causal, called(true)});
   }
 }
 

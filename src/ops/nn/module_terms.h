@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention/starts.h"
+#include "ops/attention/resolve.h"
 #include "ops/catalogue/registry.h"
 
 namespace gnomon {
@@ -50,10 +50,7 @@ class ModuleTerms {
     // Whether a module computes it from the tokens in each call.
     bool is_projected() const { return parameter->tensor.projection && !is_given(); }
   };
-  struct Position {
-    const PositionEntry* entry;
-    Component component;
-    std::vector<Use> uses;
+  struct Position : ParsedPosition<Use> {
     // The component used in causal calls, and the one used in other calls.
     std::shared_ptr<const Component> causal;
     std::shared_ptr<const Component> both_ways;
@@ -65,21 +62,14 @@ class ModuleTerms {
   static std::shared_ptr<const ModuleTerms> Of(const std::string& similarity,
                                                const std::string& position);
 
-  const SimilarityEntry& similarity() const { return *similarity_; }
-  const Component& component() const { return *component_; }
-  const std::shared_ptr<const Component>& shared_component() const { return component_; }
-  // The per-head parameter that multiplies the scores, such as gamma; nullopt if there is none.
-  const std::optional<Use>& head() const { return head_; }
-  // The similarity's other per-head parameters.
-  const std::vector<Use>& others() const { return others_; }
+  const ParsedSimilarity<Use>& similarity() const { return similarity_; }
   const std::vector<Position>& positions() const { return positions_; }
   // Calls visit(component, use) for every use, in the order of the tensors.
   template <class Visit>
   void ForEachUse(const Visit& visit) const {
-    if (head_) visit(*component_, *head_);
-    for (const Use& use : others_) visit(*component_, use);
+    for (const Use& use : similarity_.settings) visit(*similarity_.component, use);
     for (const Position& position : positions_) {
-      for (const Use& use : position.uses) visit(position.component, use);
+      for (const Use& use : position.settings) visit(*position.component, use);
     }
   }
   // Throws unless the list contains all tensors of a module or, if of_call, of a call.
@@ -91,10 +81,7 @@ class ModuleTerms {
   ModuleTerms(const std::string& similarity, const std::string& position);
   void AddUse(Use& use, const std::string& name);
 
-  const SimilarityEntry* similarity_;
-  std::shared_ptr<const Component> component_;
-  std::optional<Use> head_;
-  std::vector<Use> others_;
+  ParsedSimilarity<Use> similarity_;
   std::vector<Position> positions_;
   size_t count_ = 0;
   size_t count_of_call_ = 0;
