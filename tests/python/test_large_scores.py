@@ -17,7 +17,6 @@ from formulas import (
     Similarity,
     generator_of,
     heights_in,
-    mostly_long,
     pairwise,
     penumbral_square,
     per_head,
@@ -142,8 +141,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("scale", mostly_long([10, 3, 1]))
-@pairwise(similarity=SIMILARITIES, mask=MASKS, dim=[16, 64, 512])
+@pairwise(similarity=SIMILARITIES, mask=MASKS, dim=[16, 64, 512], scale=[10, 3, 1])
 def test_every_similarity_at_every_scale(similarity, dim, mask, scale):
     # Tokens at scale 10 would be within rounding error of the boundary of Ganea's ball, where
     # gradients vanish. They would also exceed the maximum tangent length of the Lorentz model's
@@ -434,14 +432,15 @@ def test_a_row_that_sees_one_key_has_no_gradient(similarity):
                 assert not found[name].any(), name
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "edges"), [(40, 40, 40), (200, 40, 2), (200, 40, 5), (30, 300, 300)]
+@pairwise(
+    similarity=SIMILARITIES,
+    sizes=[(40, 40, 40), (200, 40, 2), (200, 40, 5), (30, 300, 300)],
+    scale=[3, 1],
 )
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("scale", mostly_long([3, 1]))
-def test_graphs(similarity, queries, keys, edges, scale):
+def test_graphs(similarity, sizes, scale):
     """Compared with the dense formula: each query attends to the next `edges` keys in a ring. A row
     lies within one chunk of edges or spans several chunks."""
+    queries, keys, edges = sizes
     indptr = torch.arange(queries + 1) * edges
     neighbours = (torch.arange(queries)[:, None] + torch.arange(edges)) % keys
     sees = torch.zeros(queries, keys, dtype=torch.bool).scatter_(1, neighbours, True)
