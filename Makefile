@@ -212,6 +212,10 @@ sweep: .venv/.setup-test build ## compare all model types of transformers, oldes
 bench: .venv/.setup-test build ## run all benchmarks and rewrite docs/benchmarks.md
 	$(BIN)/python benchmarks/write_page.py docs/benchmarks.md
 
+.PHONY: thread-scaling
+thread-scaling: .venv/.setup build ## bound the speed on 16, 64 and 128 threads by a simulation (half an hour)
+	build/bin/gnomon_thread_scaling
+
 .PHONY: docs
 docs: .venv/.setup-dev build ## render the documentation: build/docs/index.html
 	$(BIN)/python -m sphinx --jobs $(JOBS) --fresh-env --fail-on-warning --keep-going --quiet docs build/docs

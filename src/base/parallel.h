@@ -12,9 +12,37 @@
 
 namespace gnomon {
 
+// Observes the tasks of parallel loops and the turns that they take, for simulations of many
+// threads (benchmarks/thread_scaling.cc). All calls come from the thread of the task.
+class TaskObserver {
+ public:
+  virtual ~TaskObserver() = default;
+  virtual void StartLoop() = 0;
+  virtual void StartTask() = 0;
+  virtual void Wait(const void* turns, int64_t sum) = 0;
+  virtual void Pass(const void* turns, int64_t sum) = 0;
+  virtual void EndTask() = 0;
+  virtual void EndLoop() = 0;
+};
+
+// Null unless a simulation is recording. Set this only while no loop is running.
+inline TaskObserver* task_observer = nullptr;
+
 // The number of workers that a loop over `tasks` may use.
 inline int WorkersFor(const Executor& executor, int64_t tasks) {
   return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(tasks, executor.max_workers())));
+}
+
+// Runs all tasks in order on the calling thread.
+template <class Body>
+void ObservedTasks(int64_t tasks, const Body& body) {
+  task_observer->StartLoop();
+  for (int64_t task = 0; task < tasks; ++task) {
+    task_observer->StartTask();
+    body(task, 0);
+    task_observer->EndTask();
+  }
+  task_observer->EndLoop();
 }
 
 // Calls body(task, worker) once for each task = 0 .. tasks - 1. Tasks start in this order but may
@@ -24,6 +52,7 @@ inline int WorkersFor(const Executor& executor, int64_t tasks) {
 template <class Body>
 void ParallelTasks(const Executor& executor, int64_t tasks, const Body& body) {
   const int workers = WorkersFor(executor, tasks);
+  if (task_observer != nullptr) return ObservedTasks(tasks, body);
   if (workers == 1) {
     for (int64_t task = 0; task < tasks; ++task) body(task, 0);
     return;
@@ -47,6 +76,7 @@ class Turns {
     next_[static_cast<size_t>(sum)].store(number, std::memory_order_relaxed);
   }
   void Wait(int64_t sum, int64_t number) const {
+    if (task_observer != nullptr) task_observer->Wait(this, sum);
     constexpr int kSpins = 64;
     const std::atomic<int64_t>& next = next_[static_cast<size_t>(sum)];
     for (int spin = 0; next.load(std::memory_order_acquire) != number; ++spin) {
@@ -54,6 +84,7 @@ class Turns {
     }
   }
   void Pass(int64_t sum, int64_t number) {
+    if (task_observer != nullptr) task_observer->Pass(this, sum);
     next_[static_cast<size_t>(sum)].store(number + 1, std::memory_order_release);
   }
 

@@ -8,13 +8,16 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/parallel.h"
 #include "core/random_problem.h"
 #include "cpu/head_slots.h"
 #include "gnomon/attention.h"
 #include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
+#include "task_simulation.h"
 
 namespace gnomon::testing {
 namespace {
@@ -106,6 +109,67 @@ TEST(HeadTasksTest, KeepAllWorkersBusy) {
     EXPECT_TRUE(whole(1, 1, workers, 1));
   }
   EXPECT_TRUE(whole(1, 1, 1, 100));
+}
+
+// Simulated times of tasks (benchmarks/task_simulation.h), for loops whose times are known.
+TEST(TaskSimulationTest, TasksStartInOrderAndWaitForTheirTurns) {
+  using benchmarks::Loop;
+  using benchmarks::Recording;
+  using benchmarks::Simulate;
+  using benchmarks::Task;
+  // Three tasks of 2, 3 and 4 seconds between serial parts of 1 and 0.5 seconds.
+  Recording recording{{Loop{1, {Task{2, {}}, Task{3, {}}, Task{4, {}}}}}, 0.5};
+  EXPECT_EQ(recording.tasks(), 3);
+  EXPECT_DOUBLE_EQ(Simulate(recording, 1, 0.25), 1 + 9 + 0.5);
+  EXPECT_DOUBLE_EQ(Simulate(recording, 2, 0.25), 1 + 0.25 + 6 + 0.5);
+  EXPECT_DOUBLE_EQ(Simulate(recording, 3, 0.25), 1 + 0.25 + 4 + 0.5);
+  EXPECT_DOUBLE_EQ(Simulate(recording, 9, 0.25), 1 + 0.25 + 4 + 0.5);
+  // Each task adds to one sum, from its second `from` to its second `to`.
+  const auto task = [](double seconds, double from, double to) {
+    return Task{seconds, {{from, true, {nullptr, 7}}, {to, false, {nullptr, 7}}}};
+  };
+  recording.loops[0].tasks = {task(4, 2, 3), task(4, 1, 2), task(4, 3.5, 4)};
+  // The second task waits from 1 to 3 and ends at 6; the third may add at 3.5, but waits until 4.
+  EXPECT_DOUBLE_EQ(Simulate(recording, 3, 0), 1 + 6 + 0.5);
+  // On two workers, the third task starts at 4, after its predecessor has passed.
+  EXPECT_DOUBLE_EQ(Simulate(recording, 2, 0), 1 + 8 + 0.5);
+  EXPECT_DOUBLE_EQ(Simulate(recording, 1, 0), 1 + 12 + 0.5);
+  // Sums of different loops and of different numbers are independent.
+  recording.loops[0].tasks[1].turns[0].sum.second = 8;
+  EXPECT_DOUBLE_EQ(Simulate(recording, 3, 0), 1 + 4 + 0.5);
+  recording.loops.push_back(recording.loops[0]);
+  EXPECT_DOUBLE_EQ(Simulate(recording, 3, 0), 1 + 4 + 1 + 4 + 0.5);
+}
+
+TEST(TaskSimulationTest, RecordsEveryLoop) {
+  const ThreadExecutor executor(3);
+  benchmarks::Recorder recorder;
+  Turns turns(2);
+  turns.Start(0, 0);
+  turns.Start(1, 1);
+  int64_t done = 0;
+  ParallelTasks(executor, 2, [&](int64_t task, int worker) {
+    EXPECT_EQ(worker, 0);
+    turns.Wait(task, task);
+    done += task + 1;
+    turns.Pass(task, task);
+  });
+  ParallelTasks(executor, 0, [&](int64_t, int) { ++done; });
+  const benchmarks::Recording recording = recorder.Finish();
+  EXPECT_EQ(done, 3);
+  ASSERT_EQ(recording.loops.size(), 2);
+  ASSERT_EQ(recording.tasks(), 2);
+  for (int64_t task = 0; task < 2; ++task) {
+    const auto& [seconds, taken] = recording.loops[0].tasks[static_cast<size_t>(task)];
+    ASSERT_EQ(taken.size(), 2);
+    EXPECT_TRUE(taken[0].waits);
+    EXPECT_FALSE(taken[1].waits);
+    EXPECT_EQ(taken[0].sum, std::pair(static_cast<const void*>(&turns), task));
+    EXPECT_EQ(taken[1].sum, taken[0].sum);
+    EXPECT_LE(0, taken[0].at);
+    EXPECT_LE(taken[0].at, taken[1].at);
+    EXPECT_LE(taken[1].at, seconds);
+  }
 }
 
 // With the largest query offsets, a causal mask hides no key or all keys, and sums of positions do
