@@ -62,7 +62,7 @@ class BackwardPass {
         padded_value_dim_(PaddedColumns(n_.value_dim)),
         blocks_(std::max<int64_t>(1, DivideUp(n_.keys, kBackwardColumns))),
         row_blocks_(DivideUp(n_.queries, kRowBlock)),
-        parts_(Parts(n_, blocks_)),
+        parts_(Parts(n_, grad, blocks_)),
         head_rows_(n_.batch * n_.heads * n_.queries),
         head_tasks_(n_, executor_, blocks_),
         key_panels_(in.y, head_tasks_.keys(), dim_ > 0 && !in_place_ ? n_.keys : 0, dim_, pairs_),
@@ -163,12 +163,21 @@ class BackwardPass {
     double t[kMostScalars] = {};
   };
 
-  // The number of partial table sums per key head: enough to balance the load, but few enough that
-  // their memory is small compared with the inputs.
-  static int64_t Parts(const AttentionShape& n, int64_t blocks) {
+  // The number of partial table sums per key head, in which its blocks of keys take turns: enough to
+  // balance the load, but few enough that their memory is small compared with the inputs. A bias has
+  // few numbers, so many workers get sums of their own.
+  static int64_t Parts(const AttentionShape& n, const AttentionGradient<Real>& grad,
+                       int64_t blocks) {
     constexpr int64_t kTasks = 16;
+    constexpr int64_t kTasksOfBias = 128;
     const int64_t heads = std::max<int64_t>(1, n.batch * n.key_heads);
-    return std::min(blocks, DivideUp(kTasks, heads));
+    const bool only_bias = grad.relative_keys == nullptr && grad.relative_values == nullptr &&
+                           grad.relative_queries == nullptr;
+    const int64_t affordable =
+        only_bias ? n.queries * n.value_dim / (4 * std::max<int64_t>(1, n.queries + n.keys)) : 0;
+    const int64_t parts =
+        std::max(DivideUp(kTasks, heads), std::min(DivideUp(kTasksOfBias, heads), affordable));
+    return std::min(blocks, parts);
   }
   bool sums_tables() const {
     return d_bias_ || d_relative_keys_.wanted() || d_relative_values_.wanted() ||
