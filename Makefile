@@ -213,7 +213,7 @@ bench: .venv/.setup-test build ## run all benchmarks and rewrite docs/benchmarks
 	$(BIN)/python benchmarks/write_page.py docs/benchmarks.md
 
 .PHONY: thread-scaling
-thread-scaling: .venv/.setup build ## bound the speed on 16, 64 and 128 threads by a simulation (half an hour)
+thread-scaling: .venv/.setup build ## bound the speed on 16, 64 and 128 threads by a simulation (10 minutes)
 	build/bin/gnomon_thread_scaling
 
 .PHONY: docs

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -36,6 +37,22 @@ struct Loop {
 struct Recording {
   std::vector<Loop> loops;
   double seconds_after = 0;  // after the last loop
+
+  // Replaces times by shorter ones of another recording of the same call. Turns keep their share of
+  // a task's time.
+  void TakeLeast(const Recording& other) {
+    seconds_after = std::min(seconds_after, other.seconds_after);
+    for (size_t n = 0; n < loops.size(); ++n) {
+      const Loop& from = other.loops[n];
+      loops[n].seconds_before = std::min(loops[n].seconds_before, from.seconds_before);
+      for (size_t k = 0; k < loops[n].tasks.size(); ++k) {
+        Task& task = loops[n].tasks[k];
+        if (from.tasks[k].seconds >= task.seconds) continue;
+        for (Turn& turn : task.turns) turn.at *= from.tasks[k].seconds / task.seconds;
+        task.seconds = from.tasks[k].seconds;
+      }
+    }
+  }
 
   int64_t tasks() const {
     int64_t count = 0;

@@ -139,6 +139,13 @@ TEST(TaskSimulationTest, TasksStartInOrderAndWaitForTheirTurns) {
   EXPECT_DOUBLE_EQ(Simulate(recording, 3, 0), 1 + 4 + 0.5);
   recording.loops.push_back(recording.loops[0]);
   EXPECT_DOUBLE_EQ(Simulate(recording, 3, 0), 1 + 4 + 1 + 4 + 0.5);
+  // The first loop's first task takes 2 seconds instead of 4, and passes its turn at 1.5.
+  Recording other = recording;
+  other.loops[0].tasks = {task(2, 0, 0), task(5, 0, 0), task(9, 0, 0)};
+  other.seconds_after = 0.25;
+  recording.TakeLeast(other);
+  EXPECT_DOUBLE_EQ(recording.loops[0].tasks[0].turns[1].at, 1.5);
+  EXPECT_DOUBLE_EQ(Simulate(recording, 1, 0), 1 + 10 + 1 + 12 + 0.25);
 }
 
 TEST(TaskSimulationTest, RecordsEveryLoop) {
