@@ -44,13 +44,15 @@ class _Rule:
         self.may_be_shared = shared
         self.is_backward = is_backward
         self.names = [argument.name for argument in operator._schema.arguments]
+        self.defaults = [argument.default_value for argument in operator._schema.arguments]
 
     def __call__(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
         samples = info.batch_size
-        given = dict(zip(self.names, args, strict=True))
+        # PyTorch omits trailing arguments that have their default values.
+        given = dict(zip(self.names, (*args, *self.defaults[len(args) :]), strict=True))
         mapped = {
             name: dim
-            for name, dim in zip(self.names, in_dims, strict=True)
+            for name, dim in zip(self.names, in_dims, strict=False)
             if dim is not None and isinstance(given[name], Tensor)
         }
         for name, dim in mapped.items():

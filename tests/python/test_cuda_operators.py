@@ -5,16 +5,18 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from emulated_gpu import LIBRARY, ON_CUDA, OnCuda, environment
-from formulas import SIMILARITIES, assert_near, values_and_gradients
+from formulas import SIMILARITIES, assert_near, pairwise, values_and_gradients
 from test_cli import ROOT
 from test_graph_attention import GRAPHS, csr, graph_inputs, loop, random_rows
 from test_graph_attention import ours as over_edges
+from test_operators import cone_map_formula
 from torch import Tensor
 from torch.func import grad, jvp
 
@@ -35,7 +37,7 @@ from gnomon.position import (
     Sink,
     TransformerXL,
 )
-from gnomon.similarity import Entailment, Laplacian, Penumbral, Umbral
+from gnomon.similarity import Dot, Entailment, Laplacian, Penumbral, Umbral
 
 pytestmark = pytest.mark.cpu("tests GPU code without a GPU")
 
@@ -146,9 +148,25 @@ CASES = {
         {"g": (4,)},
     ),
     "penumbral": Case(
-        lambda p: {"similarity": Penumbral(p["g"].exp(), score="log"), "causal": True},
+        lambda p: (
+            {"similarity": Penumbral(p["g"].exp(), score="log"), "causal": True}
+            | {"position": RoPE(layout="half", dims=6)}
+        ),
         {"g": (4,)},
         (1, 4, 1, 40, 40, 9, 16),
+    ),
+    "points of cones": Case(
+        lambda p: (
+            {"similarity": Umbral(p["g"].exp(), map="exp")}
+            | {"position": RoPE(layout="half", shape=(3, 7)), "key_lengths": torch.tensor([21, 17])}
+        ),
+        {"g": (4,)},
+        (2, 4, 2, 21, 21, 20, 12),
+    ),
+    "learned angles": Case(
+        lambda p: {"position": RoPE(angles=p["angles"])},
+        {"angles": (1, 2, 21, 4)},
+        (2, 4, 2, 21, 21, 16, 12),
     ),
     "entailment": Case(lambda p: {"similarity": Entailment(p["g"].exp())}, {"g": (4,)}),
 }
@@ -246,6 +264,117 @@ def test_derivatives_as_on_the_cpu(name, order):
         torch.testing.assert_close(
             ours[what] / scale, value / scale, rtol=0, atol=1e-4, msg=f"{what} of {name}"
         )
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor, layout: str) -> Tensor:
+    """Rotates pairs of the first columns."""
+    columns = 2 * cosine.shape[-1]
+    pairs, axis = ((2, -1), -2) if layout == "half" else ((-1, 2), -1)
+    a, b = x[..., :columns].unflatten(-1, pairs).unbind(axis)
+    both = torch.stack([a * cosine - b * sine, b * cosine + a * sine], axis).flatten(-2)
+    return torch.cat([both, x[..., columns:]], -1)
+
+
+@pairwise(
+    cone=[("umbral", "psi"), ("umbral", "none"), ("penumbral", "xi"), ("penumbral", "none"), None],
+    layout=["interleaved", "half", "none"],
+    of_tokens=DTYPES,
+    of_mapped=DTYPES,
+    scale=[1e-4, 1, 100],
+    back=[False, True],
+)
+def test_token_maps(cone, layout, of_tokens, of_mapped, scale, back):
+    """One kernel each way computes what float64 formulas and their gradients do. Turns are shared
+    by heads; without a cone, they have gradients."""
+    torch.manual_seed(0)
+    tokens = []
+    for heads, length in ((3, 9), (2, 35)):
+        x = scale * torch.randn(2, length, heads, 12).transpose(1, 2)
+        if cone is not None:
+            # Penumbral heights between, below and above their limits.
+            x[..., -1] = torch.randn(2, heads, length).sigmoid() * 0.6
+            x[..., 0, -1], x[..., 1, -1] = -1, 2
+        tokens.append(x.to(of_tokens))
+    turns = [torch.randn(2, 1, x.shape[2], 3) for x in tokens for _ in range(2)]
+    leaves = tokens if cone is not None else [*tokens, *turns]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    block = 6 if layout == "half" else 0
+
+    def ours() -> list[Tensor]:
+        if cone is None:
+            return list(ops.rotate_tokens(*tokens, *turns, block, back, of_mapped))
+        rotation = [None] * 4 if layout == "none" else turns
+        return list(ops.cone_map(*tokens, *cone, 0.7, *rotation, block, of_mapped))
+
+    def expected(x: list[Tensor]) -> list[Tensor]:
+        results = []
+        cosines_and_sines = x[2:] or [turn.double() for turn in turns]
+        for n, token in enumerate(x[:2]):
+            cosine, sine = cosines_and_sines[2 * n : 2 * n + 2]
+            turned = token
+            if layout != "none" or cone is None:
+                sign = -1 if back and cone is None else 1
+                turned = rotated(token, cosine, sign * sine, layout)
+            results += [turned] if cone is None else cone_map_formula(turned, *cone, 0.7)
+        return results
+
+    with OnCuda() as mode:
+        outputs = ours()
+        weights = [torch.randn(output.shape).to(output.dtype) for output in outputs]
+        gradients = torch.autograd.grad(outputs, leaves, weights)
+    assert sum(mode.calls.values()) == 2
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    truth = expected(exact)
+    columns = [result.shape[-1] for result in truth]
+    exact_weights = [w[..., :n].double() for w, n in zip(weights, columns, strict=True)]
+    truth += torch.autograd.grad(truth, exact, exact_weights)
+    rounding = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+    for result, of in zip([*outputs, *gradients], truth, strict=True):
+        assert not result[..., of.shape[-1] :].any()
+        close = rounding[result.dtype] + 1e-5
+        least = close * float(of.detach().abs().max()) / 50
+        if result.dtype == torch.float16:
+            least += 2.0**-25  # half the smallest number
+        torch.testing.assert_close(
+            result[..., : of.shape[-1]].double(), of.detach(), rtol=close, atol=least
+        )
+
+
+class Counted(OnCuda):
+    """Counts all operators that compute something, not only gnomon's."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view:
+            self.seen[function._schema.name] += 1
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
+@pytest.mark.parametrize("similarity", ["umbral", "penumbral", "dot"])
+@pytest.mark.parametrize("position", ["none", "rope"])
+def test_a_call_is_few_operators(similarity, position):
+    """A kernel for the tokens of both sides each way, besides those of the attention."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 9, 16).bfloat16().unbind()
+    factor = {"gamma": torch.rand(4)} if similarity != "dot" else {}
+    terms = {
+        "similarity": {"umbral": Umbral, "penumbral": Penumbral, "dot": Dot}[similarity](**factor)
+    }
+    if position == "rope":
+        terms["position"] = RoPE()
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    with Counted() as forward:
+        o = gnomon.attention(*leaves, **terms)
+    with Counted() as backward:
+        torch.autograd.grad(o, leaves, torch.randn_like(o))
+    print(forward.seen, backward.seen)
 
 
 def test_dropout_is_that_of_the_cpu():
