@@ -31,9 +31,9 @@ auto OnCudaStream(const char* operation, const at::Tensor& tensor, const Body& b
   return result;
 }
 
-// The device and the stream that RunOnCudaStream() uses for a tensor on a GPU. Nullopt if the stream
-// is being captured into a graph, or if this version of PyTorch does not say: memory that such a
-// call allocates must not be used by later calls.
+// The device and the stream that RunOnCudaStream() uses for a tensor on a GPU. Nullopt if the
+// stream is being captured into a graph, or if this version of PyTorch does not say: memory that
+// such a call allocates must not be used by later calls.
 std::optional<std::array<int64_t, 2>> LastingStream(const at::Tensor& tensor);
 
 // The driver's name for the GPU.

@@ -38,9 +38,10 @@ bool AreDifferentiated(std::initializer_list<const std::optional<at::Tensor>*> t
 // L, n), and copies the others. Each block of `block` columns is rotated separately, in pairs (i, i
 // + block / 2) if `half`, else (2 i, 2 i + 1). On a CPU, this takes one pass without intermediate
 // copies and writes to `to`, if it is defined, unless the call is traced, transformed, or
-// differentiated with respect to the angles. On a GPU, one kernel rotates the tokens, under the same
-// conditions. If `pending` is not null, the rotation is stored there instead, and x is returned
-// unchanged. Otherwise, tokens of low precision are returned in float32.
+// differentiated with respect to the angles. On a GPU, one kernel rotates the tokens unless the
+// call is traced, transformed or differentiated in forward mode. If `pending` is not null, such a
+// rotation is stored there instead, and x is returned unchanged. x may then be of low precision; if
+// it is rotated after all, the result is in float32.
 at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block,
                        const at::Tensor& to = {}, PendingRotation* pending = nullptr);
 
@@ -50,8 +51,8 @@ std::pair<at::Tensor, at::Tensor> RotateTokens(const at::Tensor& q, const Pendin
                                                const at::Tensor& k, const PendingRotation& of_k,
                                                at::ScalarType type);
 
-// Rotates tokens of at least 32 bits with PyTorch's operators, by the angles or, if `back`, by their
-// negatives.
+// Rotates tokens of at least 32 bits with PyTorch's operators, by the angles or, if `back`, by
+// their negatives.
 at::Tensor RotateComposed(const at::Tensor& x, const PendingRotation& rotation, bool back);
 
 }  // namespace gnomon
