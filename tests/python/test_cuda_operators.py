@@ -18,6 +18,7 @@ from test_graph_attention import GRAPHS, csr, graph_inputs, loop, random_rows
 from test_graph_attention import ours as over_edges
 from test_operators import cone_map_formula
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.func import grad, jvp
 
 import gnomon
@@ -278,8 +279,53 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor, layout: str) -> Tensor:
     return torch.cat([both, x[..., columns:]], -1)
 
 
+@dataclass
+class TokenMaps:
+    """The map of a cone, if there is one, after a rotation of q and k."""
+
+    cone: tuple[str, str] | None
+    layout: str
+    back: bool
+
+    def inputs(self, dtype: torch.dtype, scale: float) -> list[Tensor]:
+        """Tokens and turns. The turns are shared by heads."""
+        torch.manual_seed(0)
+        tokens = []
+        for heads, length in ((3, 9), (2, 35)):
+            x = scale * torch.randn(2, length, heads, 12).transpose(1, 2)
+            if self.cone is not None:
+                x[..., -1] = torch.randn(2, heads, length).sigmoid() * 0.6
+            tokens.append(x.to(dtype))
+        return [*tokens, *(torch.randn(2, 1, x.shape[2], 3) for x in tokens for _ in range(2))]
+
+    def leaves(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The inputs that have gradients: without a cone, also the turns."""
+        return inputs if self.cone is None else inputs[:2]
+
+    def ours(self, x: list[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        block = 6 if self.layout == "half" else 0
+        if self.cone is None:
+            return list(ops.rotate_tokens(*x, block, self.back, dtype))
+        turns = [None] * 4 if self.layout == "none" else x[2:]
+        return list(ops.cone_map(*x[:2], *self.cone, 0.7, *turns, block, dtype))
+
+    def exact(self, x: list[Tensor]) -> list[Tensor]:
+        results = []
+        for n, token in enumerate(x[:2]):
+            cosine, sine = x[2 * n + 2 : 2 * n + 4]
+            turned = token
+            if self.layout != "none" or self.cone is None:
+                sign = -1 if self.back and self.cone is None else 1
+                turned = rotated(token, cosine, sign * sine, self.layout)
+            results += [turned] if self.cone is None else cone_map_formula(turned, *self.cone, 0.7)
+        return results
+
+
+CONES = [("umbral", "psi"), ("umbral", "none"), ("penumbral", "xi"), ("penumbral", "none"), None]
+
+
 @pairwise(
-    cone=[("umbral", "psi"), ("umbral", "none"), ("penumbral", "xi"), ("penumbral", "none"), None],
+    cone=CONES,
     layout=["interleaved", "half", "none"],
     of_tokens=DTYPES,
     of_mapped=DTYPES,
@@ -287,51 +333,26 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor, layout: str) -> Tensor:
     back=[False, True],
 )
 def test_token_maps(cone, layout, of_tokens, of_mapped, scale, back):
-    """One kernel each way computes what float64 formulas and their gradients do. Turns are shared
-    by heads; without a cone, they have gradients."""
-    torch.manual_seed(0)
-    tokens = []
-    for heads, length in ((3, 9), (2, 35)):
-        x = scale * torch.randn(2, length, heads, 12).transpose(1, 2)
-        if cone is not None:
-            # Penumbral heights between, below and above their limits.
-            x[..., -1] = torch.randn(2, heads, length).sigmoid() * 0.6
+    """One kernel each way computes what float64 formulas and their gradients do."""
+    maps = TokenMaps(cone, layout, back)
+    inputs = maps.inputs(of_tokens, scale)
+    if cone is not None:
+        # Penumbral heights below and above their limits.
+        for x in inputs[:2]:
             x[..., 0, -1], x[..., 1, -1] = -1, 2
-        tokens.append(x.to(of_tokens))
-    turns = [torch.randn(2, 1, x.shape[2], 3) for x in tokens for _ in range(2)]
-    leaves = tokens if cone is not None else [*tokens, *turns]
+    leaves = maps.leaves(inputs)
     for leaf in leaves:
         leaf.requires_grad_()
-    block = 6 if layout == "half" else 0
-
-    def ours() -> list[Tensor]:
-        if cone is None:
-            return list(ops.rotate_tokens(*tokens, *turns, block, back, of_mapped))
-        rotation = [None] * 4 if layout == "none" else turns
-        return list(ops.cone_map(*tokens, *cone, 0.7, *rotation, block, of_mapped))
-
-    def expected(x: list[Tensor]) -> list[Tensor]:
-        results = []
-        cosines_and_sines = x[2:] or [turn.double() for turn in turns]
-        for n, token in enumerate(x[:2]):
-            cosine, sine = cosines_and_sines[2 * n : 2 * n + 2]
-            turned = token
-            if layout != "none" or cone is None:
-                sign = -1 if back and cone is None else 1
-                turned = rotated(token, cosine, sign * sine, layout)
-            results += [turned] if cone is None else cone_map_formula(turned, *cone, 0.7)
-        return results
-
     with OnCuda() as mode:
-        outputs = ours()
+        outputs = maps.ours(inputs, of_mapped)
         weights = [torch.randn(output.shape).to(output.dtype) for output in outputs]
         gradients = torch.autograd.grad(outputs, leaves, weights)
     assert sum(mode.calls.values()) == 2
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    truth = expected(exact)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    truth = maps.exact(exact)
     columns = [result.shape[-1] for result in truth]
     exact_weights = [w[..., :n].double() for w, n in zip(weights, columns, strict=True)]
-    truth += torch.autograd.grad(truth, exact, exact_weights)
+    truth += torch.autograd.grad(truth, maps.leaves(exact), exact_weights)
     rounding = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
     for result, of in zip([*outputs, *gradients], truth, strict=True):
         assert not result[..., of.shape[-1] :].any()
@@ -342,6 +363,55 @@ def test_token_maps(cone, layout, of_tokens, of_mapped, scale, back):
         torch.testing.assert_close(
             result[..., : of.shape[-1]].double(), of.detach(), rtol=close, atol=least
         )
+
+
+@pairwise(cone=CONES, layout=["interleaved", "half"], back=[False, True])
+def test_derivatives_of_token_maps(cone, layout, back):
+    """Forward mode without torch.func, second derivatives and batched gradients."""
+    maps = TokenMaps(cone, layout, back)
+    inputs = maps.inputs(torch.float32, 1)
+    exact = [x.double() for x in inputs]
+    count = len(maps.leaves(inputs))
+    u = [torch.randn(x.shape) for x in inputs[:count]]
+
+    def tangents() -> list[Tensor]:
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(x, d) for x, d in zip(inputs, u, strict=False)]
+            return [forward_ad.unpack_dual(y).tangent for y in maps.ours(duals + inputs[count:])]
+
+    def mapped(*leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple(maps.exact([*leaves, *exact[count:]]))
+
+    _, truth = jvp(mapped, tuple(exact[:count]), tuple(d.double() for d in u))
+    weights = [torch.randn(3, *y.shape) for y in truth]
+
+    def seconds(compute, x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = maps.leaves([t.detach().requires_grad_() for t in x])
+        outputs = [
+            y[..., : w.shape[-1]]
+            for y, w in zip(compute([*leaves, *x[count:]]), weights, strict=True)
+        ]
+        given = [w.to(dtype).requires_grad_() for w in weights]
+        one = [w[0] for w in given]
+        first = torch.autograd.grad(outputs, leaves, one, create_graph=True)
+        second = torch.autograd.grad(
+            *(first, [*leaves, *given], [d.to(dtype) for d in u]),
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        batched = torch.autograd.grad(
+            outputs, leaves, [w.detach() for w in given], is_grads_batched=True
+        )
+        return [*second, *batched]
+
+    with OnCuda() as mode:
+        ours = [y[..., : of.shape[-1]] for y, of in zip(tangents(), truth, strict=True)]
+        ours += seconds(maps.ours, inputs, torch.float32)
+    assert mode.calls["rotate_tokens" if cone is None else "cone_map"] > 0
+    truth = [*truth, *seconds(maps.exact, exact, torch.float64)]
+    for result, of in zip(ours, truth, strict=True):
+        least = 1e-5 * float(of.abs().max())
+        torch.testing.assert_close(result.double(), of, rtol=1e-5, atol=least)
 
 
 class Counted(OnCuda):
