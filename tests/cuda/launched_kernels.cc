@@ -128,7 +128,7 @@ std::vector<LaunchedKernel> KernelsOfTokenMaps() {
       {kBFloat, kBFloat, std::nullopt, Call::Turns::kHalves, 128},
       {kHalf, kFloat, std::nullopt, Call::Turns::kAdjacent, 63},
   };
-  Recorder backend;
+  Recorder backend(/*is_hopper=*/false);
   for (const MapForm& form : forms) {
     Call call;
     call.batch = 1;
