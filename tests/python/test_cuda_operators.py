@@ -19,7 +19,7 @@ from test_graph_attention import ours as over_edges
 from test_operators import cone_map_formula
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import grad, jvp
+from torch.func import grad, jvp, vmap
 
 import gnomon
 from gnomon.position import (
@@ -445,6 +445,18 @@ OPERATORS = {
     ("umbral", "rope"): (15, 5),
     ("penumbral", "rope"): (15, 5),
 }
+
+
+@pytest.mark.parametrize("cone", [None, ("umbral", "psi")], ids=["rotation", "cone"])
+def test_vmap_of_token_maps(cone):
+    """Each sample has its own tokens, and they share turns that differ along the batch."""
+    maps = TokenMaps(cone, "half", back=False)
+    q, k, *turns = maps.inputs(torch.float32, 1)
+    samples = torch.randn(3, *q.shape)
+    got = vmap(lambda q: tuple(maps.ours([q, k, *turns])))(samples)
+    expected = [maps.ours([q, k, *turns]) for q in samples]
+    for result, of in zip(got, zip(*expected, strict=True), strict=True):
+        assert torch.equal(result, torch.stack(of))
 
 
 @pytest.mark.parametrize(("similarity", "position"), OPERATORS)
