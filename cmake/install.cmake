@@ -111,7 +111,7 @@ if(TARGET gnomon_torch)
   )
   gnomon_install_sources(
     ${GNOMON_KERNEL_DIR}
-    "cuda/attention.h;cuda/backend.h"
+    "base/cone_map.h;cuda/attention.h;cuda/backend.h"
     COMPONENT torch
   )
 endif()

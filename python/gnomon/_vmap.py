@@ -44,13 +44,15 @@ class _Rule:
         self.may_be_shared = shared
         self.is_backward = is_backward
         self.names = [argument.name for argument in operator._schema.arguments]
+        self.defaults = [argument.default_value for argument in operator._schema.arguments]
 
     def __call__(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
         samples = info.batch_size
-        given = dict(zip(self.names, args, strict=True))
+        # PyTorch omits trailing arguments that have their default values.
+        given = dict(zip(self.names, (*args, *self.defaults[len(args) :]), strict=True))
         mapped = {
             name: dim
-            for name, dim in zip(self.names, in_dims, strict=True)
+            for name, dim in zip(self.names, in_dims, strict=False)
             if dim is not None and isinstance(given[name], Tensor)
         }
         for name, dim in mapped.items():
@@ -59,9 +61,11 @@ class _Rule:
         if samples == 0:
             results = self._of_none(given, mapped, needed)
         # These cases need one call per sample: arguments without the axis differ between samples,
-        # dropout masks depend on the head index, and packed biases fit the heads of one sample.
+        # rotations and packed biases fit the tokens of one sample, and dropout masks depend on the
+        # head index.
         elif (
             mapped.keys() - self.axes.keys()
+            or any(given.get(name) is not None for name in ("q_cosine", "k_cosine"))
             or given.get("dropout", 0) > 0
             or given.get("bias_parameters") is not None
         ):
@@ -138,7 +142,7 @@ class _Rule:
 
 
 class _OneByOne:
-    """Batching rule that calls a derivative operator once per sample."""
+    """Batching rule that calls an operator once per sample."""
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator
@@ -150,8 +154,8 @@ class _OneByOne:
         ]
         if not results:
             raise NotImplementedError(
-                "gnomon: derivatives of zero samples are not supported; expected at least one "
-                "sample"
+                "gnomon: vmap of zero samples is not supported for derivatives and rotations; "
+                "expected at least one sample"
             )
         stacked = [torch.stack(of_samples) for of_samples in zip(*results, strict=True)]
         kind = type(results[0])
@@ -202,8 +206,12 @@ def register() -> None:
         rules.append(_Rule(operator.default, _BATCH, outputs, is_backward))
     for rule in rules:
         torch.library.register_vmap(rule.operator, rule)
-    for name in ("attention", "graph"):
-        for kind in ("jvp", "backward_jvp"):
-            operator = getattr(ops, f"{name}_{kind}").default
-            torch.library.register_vmap(operator, _OneByOne(operator))
+    alone = [
+        f"{name}_{kind}" for name in ("attention", "graph") for kind in ("jvp", "backward_jvp")
+    ]
+    # Calls that are batched compose rotations of PyTorch's operators instead.
+    alone += ["rotate_tokens", "rotate_tokens_backward"]
+    for name in alone:
+        operator = getattr(ops, name).default
+        torch.library.register_vmap(operator, _OneByOne(operator))
     torch.library.register_vmap(ops.favor_projection.default, _favor_projection)

@@ -20,6 +20,7 @@ using hn::Abs;
 using hn::Sqrt;
 
 // Doubles are processed as scalars, with the standard library.
+HWY_INLINE double Splat(double /*like*/, double value) { return value; }
 HWY_INLINE double Abs(double a) { return std::fabs(a); }
 HWY_INLINE double Sqrt(double a) { return std::sqrt(a); }
 HWY_INLINE double Exp(double a) { return std::exp(a); }
@@ -42,75 +43,7 @@ static_assert(kTokens % kLaneCount == 0);
 
 using Function = ConeMap::Function;
 
-// The multiplier m and the scalars of a token, which are functions of its last column z, and their
-// derivatives with respect to z.
-template <class V>
-struct HeightTerms {
-  // Not defaulted: g++ does not compile defaulted constructors for the instruction set (NEON).
-  HWY_INLINE HeightTerms() {}
-
-  V m;
-  V dm;
-  V scalar[ConeMap::kMostScalars];
-  V d_scalar[ConeMap::kMostScalars];
-};
-
-template <bool kAsIs, class V>
-HWY_INLINE void UmbralTerms(V by_sinh, V most, V z, HeightTerms<V>& terms) {
-  V h = z;
-  V slope = Number(z, 1);
-  if constexpr (kAsIs) {
-    terms.m = by_sinh;
-    terms.dm = Number(z, 0);
-  } else {
-    const V zero = Number(z, 0);
-    h = Exp(Max(zero - most, Min(most, z)));
-    slope = Select(Abs(z) <= most, h, zero);
-    terms.m = h * by_sinh;
-    terms.dm = slope * by_sinh;
-  }
-  terms.scalar[0] = h;
-  terms.d_scalar[0] = slope;
-}
-
-template <bool kAsIs, class V>
-HWY_INLINE void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
-  const V zero = Number(z, 0);
-  const V one = Number(z, 1);
-  // u (the height divided by r), its derivative, and 1 - u, which is accurate for u near 1.
-  V u = z;
-  V slope = one;
-  V rest = one;
-  if constexpr (kAsIs) {
-    const V share = z / r;
-    const V by_r = one / r;
-    u = Max(zero, Min(one, share));
-    slope = Select(share >= zero, Select(share <= one, by_r, zero), zero);
-    rest = one - u;
-    terms.m = by_r;
-    terms.dm = zero;
-  } else {
-    // sigmoid(|z|) and sigmoid(-|z|).
-    const V small = Exp(zero - Abs(z));
-    const V above = one / (one + small);
-    const V below = small * above;
-    u = Select(z < zero, below, above);
-    rest = Select(z < zero, above, below);
-    slope = u * rest;
-    terms.m = u;
-    terms.dm = slope;
-  }
-  // sqrt(1 - u^2)
-  const V a = Sqrt(rest * (one + u));
-  const V a_slope = Select(a > zero, zero - u * slope / a, zero);
-  const V square = u * u;
-  const V d_square = (u + u) * slope;
-  const V below = one / (one + a);
-  terms.scalar[0] = square * below;
-  terms.d_scalar[0] = (d_square - square * below * a_slope) * below;
-  terms.scalar[1] = square;
-  terms.d_scalar[1] = d_square;
-}
+#include "base/cone_heights-inl.h"
 
 // The HeightTerms of kTokens tokens.
 template <class T>

@@ -4,22 +4,10 @@
 
 #include <cstdint>
 
+#include "base/cone_map.h"
 #include "gnomon/attention.h"
 
 namespace gnomon {
-
-// Maps a token (w, z) with last column z to X = m(z) w and to scalars that are functions of z.
-struct ConeMap {
-  enum class Function { kUmbral, kPenumbral };
-
-  Function function = Function::kUmbral;
-  bool as_is = false;   // the map "none": z is the height
-  double r = 1;         // umbral cones: the radius; penumbral cones: the maximum height
-  double farthest = 0;  // umbral cones: heights are exp(z), with z clamped to [-farthest, farthest]
-
-  static constexpr int kMostScalars = 2;
-  int scalars() const { return function == Function::kPenumbral ? 2 : 1; }
-};
 
 // Forward: maps tokens (B, H, L, D + 1) to x (B, H, L, width), whose D columns are followed by
 // zeros, and to scalars (S, B, H, L). Backward (if d_tokens is not null): computes d_tokens (B, H,

@@ -27,6 +27,9 @@
 //   kBiasGradient whether the bias gradient is computed
 //   kHeadSums     whether gradients of head scalars or temperatures are computed
 //   kOnePass      whether a row's shift includes the logarithm of the sum of its weights
+//   kTokenType    the element type of tokens before a token map; kType is that of mapped tokens
+//   kMap          0 none; umbral cones: 1, or 2 if columns are heights; penumbral cones: 3 or 4
+//   kTurns        rotated pairs: 0 none, 1 adjacent columns, 2 columns in two halves of a block
 #define GNOMON_CUDA_CONSTANTS(X) \
   X(kType)                       \
   X(kDim)                        \
@@ -54,9 +57,17 @@
   X(kHides)                      \
   X(kBiasGradient)               \
   X(kHeadSums)                   \
-  X(kOnePass)
+  X(kOnePass)                    \
+  X(kTokenType)                  \
+  X(kMap)                        \
+  X(kTurns)
 
 namespace gnomon::cuda {
+
+// The number of lanes that share a token in token_map.cuh, given kDim.
+constexpr int LanesOfToken(int columns) {
+  return columns <= 16 ? 2 : columns <= 32 ? 4 : columns <= 64 ? 8 : columns <= 128 ? 16 : 32;
+}
 
 constexpr int BytesOf(int type) { return type == 0 ? 4 : 2; }
 // Bytes per row of a tile in shared memory. The extra 16 bytes per row place the 16-byte pieces of

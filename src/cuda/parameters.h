@@ -77,6 +77,31 @@ struct Tangents {
   float* o;      // (B, H, Lq, Dv)
 };
 
+// The tokens of q or k in a token map (token_map.cuh), with axes (B, heads, rows, columns).
+struct TokenMapSide {
+  int heads, rows;
+  int blocks;            // per head
+  int columns;           // of the given tokens
+  int width;             // columns of the result
+  int turned;            // number of rotated columns
+  int turn_block;        // columns whose two halves form pairs
+  Array tokens;          // the given tokens
+  Array d_tokens;        // their gradient
+  Array mapped;          // the result or, in the backward pass, its gradient; null means 0
+  float* scalars;        // (S, B, heads, rows), likewise
+  Array cosines, sines;  // of floats, with a column per pair
+  float* d_cosines;      // (B, heads, rows, pairs), without a cone; null: not computed
+  float* d_sines;        // likewise
+};
+
+struct TokenMap {
+  TokenMapSide sides[2];  // q and k
+  int back;               // whether to rotate by the opposite angles
+  int turns_aligned;      // whether the rows of cosines and sines are 16-byte aligned
+  float number;           // umbral cones: 1 / sinh(r); penumbral cones: r
+  float farthest;         // see ConeMap
+};
+
 // The parameters of all kernels, in one struct. Arrays are contiguous unless they have type Array.
 // Sizes: B batch, H query heads, Hkv key heads, Lq queries, Lk keys.
 struct Parameters {
@@ -179,6 +204,8 @@ struct Parameters {
 
   // Forward-mode derivatives (derivatives.cuh).
   Tangents tangent;
+
+  TokenMap map;
 };
 
 }  // namespace gnomon::cuda

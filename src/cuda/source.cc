@@ -37,6 +37,8 @@ constexpr Kind kKinds[] = {
     {"add_up_all", "cuda/rows.cuh", "AddUpAll<Constants>", false},
     {"multiply", "cuda/relative.cuh", "Multiply<Constants>", false},
     {"clear_pairs", "cuda/rows.cuh", "ClearPairs<Constants>", false},
+    {"map_tokens", "cuda/token_map.cuh", "MapTokens<Constants>", false},
+    {"map_tokens_backward", "cuda/token_map.cuh", "MapTokensBackward<Constants>", false},
     {"prepare_norm_tangents", "cuda/derivatives.cuh", "PrepareNormTangents<Constants>", false},
     {"forward_tangents", "cuda/derivatives.cuh", "ForwardTangents<Definition, Constants>", true},
     {"row_tangents", "cuda/derivatives.cuh",

@@ -454,14 +454,25 @@ TORCH_LIBRARY(gnomon, m) {
   m.def(GraphOperator::BackwardSchema().c_str());
   m.def(GraphOperator::JvpSchema().c_str());
   m.def(GraphOperator::BackwardJvpSchema().c_str());
-  // Cone tokens (ops/geometry/cone_map.h): x, row_scalars, y and column_scalars.
+  // Cone tokens (ops/geometry/cone_map.h): x, row_scalars, y and column_scalars. Tokens are rotated
+  // first, as in rotate_tokens; x and y have the dtype.
   m.def(
-      "cone_map(Tensor q, Tensor k, str function, str map, float r) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
+      "cone_map(Tensor q, Tensor k, str function, str map, float r, Tensor? q_cosine=None, "
+      "Tensor? q_sine=None, Tensor? k_cosine=None, Tensor? k_sine=None, int block=0, "
+      "ScalarType? dtype=None) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "cone_map_backward(Tensor? d_x, Tensor? d_row_scalars, Tensor? d_y, "
       "Tensor? d_column_scalars, Tensor q, Tensor k, str function, str map, float r, "
-      "bool[2] needed) -> (Tensor, Tensor)");
+      "bool[2] needed, Tensor? q_cosine=None, Tensor? q_sine=None, Tensor? k_cosine=None, "
+      "Tensor? k_sine=None, int block=0) -> (Tensor, Tensor)");
+  // Rotates the leading column pairs of q and k, or of one of them (ops/operators/pair_rotation.h).
+  m.def(
+      "rotate_tokens(Tensor? q, Tensor? k, Tensor? q_cosine, Tensor? q_sine, Tensor? k_cosine, "
+      "Tensor? k_sine, int block, bool back, ScalarType dtype) -> (Tensor, Tensor)");
+  m.def(
+      "rotate_tokens_backward(Tensor? d_x, Tensor? d_y, Tensor? q, Tensor? k, Tensor? q_cosine, "
+      "Tensor? q_sine, Tensor? k_cosine, Tensor? k_sine, int block, bool back) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Causal linear attention, and the sums used in its gradients (ops/linear/causal_sums.h).
   m.def("causal_sums(Tensor x, Tensor y, Tensor z, bool reverse) -> Tensor");
   m.def("causal_linear(Tensor q, Tensor k, Tensor v, str feature) -> (Tensor, Tensor)");

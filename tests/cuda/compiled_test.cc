@@ -296,6 +296,18 @@ TEST_P(CompiledRowsTest, FitIntoRegisters) {
   EXPECT_GE(kinds.size(), 9);
 }
 
+TEST_P(CompiledRowsTest, TokenMapsFitIntoRegisters) {
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
+  const std::vector<LaunchedKernel> kernels = KernelsOfTokenMaps();
+  EXPECT_EQ(kernels.size(), 12);
+  // Half of the kernels for each architecture.
+  const size_t step = TestsAllForms() ? 1 : 2;
+  for (size_t n = GetParam() / 10 % step; n < kernels.size(); n += step) {
+    ExpectFits(kernels[n].name, GetParam(), 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, CompiledRowsTest, ::testing::ValuesIn(kArchitectures),
                          ::testing::PrintToStringParamName());
 

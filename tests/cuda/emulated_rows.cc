@@ -6,6 +6,7 @@
 #include "cuda/one_pass.cuh"
 #include "cuda/relative.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/token_map.cuh"
 
 namespace gnomon::device {
 namespace {
@@ -23,6 +24,8 @@ const bool kAdded = [] {
   testing::AddEmulatedKernel("clear_sums", "", ClearSums<Constants>);
   testing::AddEmulatedKernel("round_sums", "", RoundSums<Constants>);
   testing::AddEmulatedKernel("clear_pairs", "", ClearPairs<Constants>);
+  testing::AddEmulatedKernel("map_tokens", "", MapTokens<Constants>);
+  testing::AddEmulatedKernel("map_tokens_backward", "", MapTokensBackward<Constants>);
   return true;
 }();
 

@@ -4,10 +4,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "cuda/attention.h"
 #include "cuda/backend.h"
+#include "cuda/token_map.h"
 #include "gnomon/attention.h"
 #include "gnomon/table_layout.h"
 
@@ -100,6 +102,49 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
   }
   if (passes != Passes::kForward) {
     Backward(function, in, saved, gradient, backend);
+  }
+  return backend.kernels();
+}
+
+std::vector<LaunchedKernel> KernelsOfTokenMaps() {
+  using Call = cuda::TokenMapCall;
+  struct MapForm {
+    cuda::Element tokens, mapped;
+    std::optional<ConeMap> cone;
+    Call::Turns turns;
+    int columns;
+  };
+  constexpr auto kUmbral = ConeMap::Function::kUmbral;
+  constexpr auto kPenumbral = ConeMap::Function::kPenumbral;
+  constexpr auto kFloat = cuda::Element::kFloat32;
+  constexpr auto kBFloat = cuda::Element::kBFloat16;
+  constexpr auto kHalf = cuda::Element::kFloat16;
+  // Rows of 63 columns are not aligned.
+  const MapForm forms[] = {
+      {kBFloat, kBFloat, ConeMap{kUmbral, false, 1, 30}, Call::Turns::kNone, 64},
+      {kFloat, kBFloat, ConeMap{kUmbral, true, 1, 30}, Call::Turns::kHalves, 64},
+      {kHalf, kHalf, ConeMap{kPenumbral, false, 1, 30}, Call::Turns::kAdjacent, 128},
+      {kFloat, kFloat, ConeMap{kPenumbral, true, 1, 30}, Call::Turns::kHalves, 63},
+      {kBFloat, kBFloat, std::nullopt, Call::Turns::kHalves, 128},
+      {kHalf, kFloat, std::nullopt, Call::Turns::kAdjacent, 63},
+  };
+  Recorder backend(/*is_hopper=*/false);
+  for (const MapForm& form : forms) {
+    Call call;
+    call.batch = 1;
+    call.tokens = form.tokens;
+    call.mapped = form.mapped;
+    call.cone = form.cone;
+    call.turns = form.turns;
+    for (cuda::TokenMapSide& side : call.map.sides) {
+      side.heads = 2;
+      side.rows = 64;
+      side.columns = side.width = form.columns;
+      side.tokens = {Recorder::Memory<void>(), {0, 0, form.columns}};
+      side.mapped = side.d_tokens = side.cosines = side.sines = side.tokens;
+    }
+    cuda::MapTokens(call, backend);
+    cuda::MapTokensBackward(call, backend);
   }
   return backend.kernels();
 }

@@ -38,6 +38,9 @@ struct LaunchedKernel {
 std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& form,
                                       Passes passes = Passes::kBoth);
 
+// Kernels of token maps (cuda/token_map.h): each element type, map, rotation and alignment.
+std::vector<LaunchedKernel> KernelsOfTokenMaps();
+
 }  // namespace gnomon::testing
 
 #endif  // GNOMON_TESTS_CUDA_LAUNCHED_KERNELS_H_

@@ -5,18 +5,21 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from emulated_gpu import LIBRARY, ON_CUDA, OnCuda, environment
-from formulas import SIMILARITIES, assert_near, values_and_gradients
+from formulas import SIMILARITIES, assert_near, pairwise, values_and_gradients
 from test_cli import ROOT
 from test_graph_attention import GRAPHS, csr, graph_inputs, loop, random_rows
 from test_graph_attention import ours as over_edges
+from test_operators import cone_map_formula
 from torch import Tensor
-from torch.func import grad, jvp
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
 
 import gnomon
 from gnomon.position import (
@@ -35,7 +38,7 @@ from gnomon.position import (
     Sink,
     TransformerXL,
 )
-from gnomon.similarity import Entailment, Laplacian, Penumbral, Umbral
+from gnomon.similarity import Dot, Entailment, Laplacian, Penumbral, Umbral
 
 pytestmark = pytest.mark.cpu("tests GPU code without a GPU")
 
@@ -146,9 +149,25 @@ CASES = {
         {"g": (4,)},
     ),
     "penumbral": Case(
-        lambda p: {"similarity": Penumbral(p["g"].exp(), score="log"), "causal": True},
+        lambda p: (
+            {"similarity": Penumbral(p["g"].exp(), score="log"), "causal": True}
+            | {"position": RoPE(layout="half", dims=6)}
+        ),
         {"g": (4,)},
         (1, 4, 1, 40, 40, 9, 16),
+    ),
+    "points of cones": Case(
+        lambda p: (
+            {"similarity": Umbral(p["g"].exp(), map="exp")}
+            | {"position": RoPE(layout="half", shape=(3, 7)), "key_lengths": torch.tensor([21, 17])}
+        ),
+        {"g": (4,)},
+        (2, 4, 2, 21, 21, 20, 12),
+    ),
+    "learned angles": Case(
+        lambda p: {"position": RoPE(angles=p["angles"])},
+        {"angles": (1, 2, 21, 4)},
+        (2, 4, 2, 21, 21, 16, 12),
     ),
     "entailment": Case(lambda p: {"similarity": Entailment(p["g"].exp())}, {"g": (4,)}),
 }
@@ -246,6 +265,227 @@ def test_derivatives_as_on_the_cpu(name, order):
         torch.testing.assert_close(
             ours[what] / scale, value / scale, rtol=0, atol=1e-4, msg=f"{what} of {name}"
         )
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor, layout: str) -> Tensor:
+    """Rotates pairs of the first columns."""
+    columns = 2 * cosine.shape[-1]
+    pairs, axis = ((2, -1), -2) if layout == "half" else ((-1, 2), -1)
+    a, b = x[..., :columns].unflatten(-1, pairs).unbind(axis)
+    both = torch.stack([a * cosine - b * sine, b * cosine + a * sine], axis).flatten(-2)
+    return torch.cat([both, x[..., columns:]], -1)
+
+
+@dataclass
+class TokenMaps:
+    """The map of a cone, if there is one, after a rotation of q and k."""
+
+    cone: tuple[str, str] | None
+    layout: str
+    back: bool
+
+    def inputs(self, dtype: torch.dtype, scale: float) -> list[Tensor]:
+        """Tokens and turns. The turns are shared by heads."""
+        torch.manual_seed(0)
+        tokens = []
+        for heads, length in ((3, 9), (2, 35)):
+            x = scale * torch.randn(2, length, heads, 12).transpose(1, 2)
+            if self.cone is not None:
+                x[..., -1] = torch.randn(2, heads, length).sigmoid() * 0.6
+            tokens.append(x.to(dtype))
+        return [*tokens, *(torch.randn(2, 1, x.shape[2], 3) for x in tokens for _ in range(2))]
+
+    def leaves(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The inputs that have gradients: without a cone, also the turns."""
+        return inputs if self.cone is None else inputs[:2]
+
+    def ours(self, x: list[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        block = 6 if self.layout == "half" else 0
+        if self.cone is None:
+            return list(ops.rotate_tokens(*x, block, self.back, dtype))
+        turns = [None] * 4 if self.layout == "none" else x[2:]
+        return list(ops.cone_map(*x[:2], *self.cone, 0.7, *turns, block, dtype))
+
+    def exact(self, x: list[Tensor]) -> list[Tensor]:
+        results = []
+        for n, token in enumerate(x[:2]):
+            cosine, sine = x[2 * n + 2 : 2 * n + 4]
+            turned = token
+            if self.layout != "none" or self.cone is None:
+                sign = -1 if self.back and self.cone is None else 1
+                turned = rotated(token, cosine, sign * sine, self.layout)
+            results += [turned] if self.cone is None else cone_map_formula(turned, *self.cone, 0.7)
+        return results
+
+
+CONES = [("umbral", "psi"), ("umbral", "none"), ("penumbral", "xi"), ("penumbral", "none"), None]
+
+
+@pairwise(
+    cone=CONES,
+    layout=["interleaved", "half", "none"],
+    of_tokens=DTYPES,
+    of_mapped=DTYPES,
+    scale=[1e-4, 1, 100],
+    back=[False, True],
+)
+def test_token_maps(cone, layout, of_tokens, of_mapped, scale, back):
+    """One kernel each way computes what float64 formulas and their gradients do."""
+    maps = TokenMaps(cone, layout, back)
+    inputs = maps.inputs(of_tokens, scale)
+    if cone is not None:
+        # Penumbral heights below and above their limits.
+        for x in inputs[:2]:
+            x[..., 0, -1], x[..., 1, -1] = -1, 2
+    leaves = maps.leaves(inputs)
+    for leaf in leaves:
+        leaf.requires_grad_()
+    with OnCuda() as mode:
+        outputs = maps.ours(inputs, of_mapped)
+        weights = [torch.randn(output.shape).to(output.dtype) for output in outputs]
+        gradients = torch.autograd.grad(outputs, leaves, weights)
+    assert sum(mode.calls.values()) == 2
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    truth = maps.exact(exact)
+    columns = [result.shape[-1] for result in truth]
+    exact_weights = [w[..., :n].double() for w, n in zip(weights, columns, strict=True)]
+    truth += torch.autograd.grad(truth, maps.leaves(exact), exact_weights)
+    rounding = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+    for result, of in zip([*outputs, *gradients], truth, strict=True):
+        assert not result[..., of.shape[-1] :].any()
+        close = rounding[result.dtype] + 1e-5
+        least = close * float(of.detach().abs().max()) / 50
+        if result.dtype == torch.float16:
+            least += 2.0**-25  # half the smallest number
+        torch.testing.assert_close(
+            result[..., : of.shape[-1]].double(), of.detach(), rtol=close, atol=least
+        )
+
+
+@pairwise(cone=CONES, layout=["interleaved", "half"], back=[False, True])
+def test_derivatives_of_token_maps(cone, layout, back):
+    """Forward mode without torch.func, second derivatives and batched gradients."""
+    maps = TokenMaps(cone, layout, back)
+    inputs = maps.inputs(torch.float32, 1)
+    exact = [x.double() for x in inputs]
+    count = len(maps.leaves(inputs))
+    u = [torch.randn(x.shape) for x in inputs[:count]]
+
+    def tangents() -> list[Tensor]:
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(x, d) for x, d in zip(inputs, u, strict=False)]
+            return [forward_ad.unpack_dual(y).tangent for y in maps.ours(duals + inputs[count:])]
+
+    def mapped(*leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple(maps.exact([*leaves, *exact[count:]]))
+
+    _, truth = jvp(mapped, tuple(exact[:count]), tuple(d.double() for d in u))
+    weights = [torch.randn(3, *y.shape) for y in truth]
+
+    def seconds(compute, x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = maps.leaves([t.detach().requires_grad_() for t in x])
+        outputs = [
+            y[..., : w.shape[-1]]
+            for y, w in zip(compute([*leaves, *x[count:]]), weights, strict=True)
+        ]
+        given = [w.to(dtype).requires_grad_() for w in weights]
+        one = [w[0] for w in given]
+        first = torch.autograd.grad(outputs, leaves, one, create_graph=True)
+        second = torch.autograd.grad(
+            *(first, [*leaves, *given], [d.to(dtype) for d in u]),
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        batched = torch.autograd.grad(
+            outputs, leaves, [w.detach() for w in given], is_grads_batched=True
+        )
+        return [*second, *batched]
+
+    with OnCuda() as mode:
+        ours = [y[..., : of.shape[-1]] for y, of in zip(tangents(), truth, strict=True)]
+        ours += seconds(maps.ours, inputs, torch.float32)
+    assert mode.calls["rotate_tokens" if cone is None else "cone_map"] > 0
+    truth = [*truth, *seconds(maps.exact, exact, torch.float64)]
+    for result, of in zip(ours, truth, strict=True):
+        least = 1e-5 * float(of.abs().max())
+        torch.testing.assert_close(result.double(), of, rtol=1e-5, atol=least)
+
+
+class Counted(OnCuda):
+    """Counts all operators that compute something, not only gnomon's."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.seen = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view:
+            self.seen[function._schema.name] += 1
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+    def ours(self) -> dict[str, int]:
+        return {
+            name.removeprefix("gnomon::"): count
+            for name, count in self.seen.items()
+            if name.startswith("gnomon::")
+        }
+
+
+# Most operators of a forward and a backward pass. If PyTorch's operators composed the rotations,
+# calls with RoPE would need 46 and 33. The emulation converts o and up to three gradients, which a
+# GPU does not.
+OPERATORS = {
+    ("dot", "none"): (3, 2),
+    ("umbral", "none"): (4, 5),
+    ("penumbral", "none"): (4, 5),
+    ("dot", "rope"): (14, 5),
+    ("umbral", "rope"): (15, 5),
+    ("penumbral", "rope"): (15, 5),
+}
+
+
+@pytest.mark.parametrize("cone", [None, ("umbral", "psi")], ids=["rotation", "cone"])
+def test_vmap_of_token_maps(cone):
+    """Each sample has its own tokens, and they share turns that differ along the batch."""
+    maps = TokenMaps(cone, "half", back=False)
+    q, k, *turns = maps.inputs(torch.float32, 1)
+    samples = torch.randn(3, *q.shape)
+    got = vmap(lambda q: tuple(maps.ours([q, k, *turns])))(samples)
+    expected = [maps.ours([q, k, *turns]) for q in samples]
+    for result, of in zip(got, zip(*expected, strict=True), strict=True):
+        assert torch.equal(result, torch.stack(of))
+
+
+@pytest.mark.parametrize(("similarity", "position"), OPERATORS)
+def test_a_call_is_few_operators(similarity, position):
+    """A kernel for the tokens of both sides each way, besides those of the attention. Most of the
+    others compute the cosines and sines of RoPE, which a GPU caches."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 9, 16).bfloat16().unbind()
+    factor = {"gamma": torch.rand(4)} if similarity != "dot" else {}
+    terms = {
+        "similarity": {"umbral": Umbral, "penumbral": Penumbral, "dot": Dot}[similarity](**factor)
+    }
+    if position == "rope":
+        terms["position"] = RoPE()
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    d_o = torch.randn_like(v)
+    with Counted() as forward:
+        o = gnomon.attention(*leaves, **terms)
+    with Counted() as backward:
+        torch.autograd.grad(o, leaves, d_o)
+    maps = [] if position == "none" else ["rotate_tokens"]
+    back = maps
+    if similarity != "dot":
+        maps, back = ["cone_map"], ["cone_map_backward"]
+    assert forward.ours() == dict.fromkeys([*maps, "attention_forward"], 1)
+    assert backward.ours() == dict.fromkeys([*back, "attention_backward"], 1)
+    most = OPERATORS[similarity, position]
+    assert forward.seen.total() <= most[0]
+    assert backward.seen.total() <= most[1]
 
 
 def test_dropout_is_that_of_the_cpu():

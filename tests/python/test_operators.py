@@ -296,6 +296,26 @@ COMPOSITE_CHECKS = {
         (q, torch.randn(1, 2, 9, requires_grad=True), torch.zeros(2, requires_grad=True)),
     ),
     "cone_map": lambda q: (ops.cone_map, (q, q, "penumbral", "xi", 2.0)),
+    "cone_map of rotated tokens": lambda q: (
+        ops.cone_map,
+        (q, q, "umbral", "psi", 2.0, *torch.randn(4, 9, 1), 0, torch.bfloat16),
+    ),
+    "rotate_tokens": lambda q: (
+        ops.rotate_tokens,
+        (q, q, *torch.randn(4, 9, 2), 4, False, torch.bfloat16),
+    ),
+    "rotate_tokens by learned angles": lambda q: (
+        ops.rotate_tokens,
+        (
+            *(q, None),
+            *(torch.randn(9, 2, requires_grad=True) for _ in range(2)),
+            *(None, None, 0, True, torch.float32),
+        ),
+    ),
+    "rotate_tokens_backward": lambda q: (
+        ops.rotate_tokens_backward,
+        (*[q.detach()] * 4, *torch.randn(4, 9, 2), 0, False),
+    ),
     "check_module": lambda q: (
         ops.check_module,
         ("gnomon.nn.M", 0.5, 0.0, True, True, True, "rope"),

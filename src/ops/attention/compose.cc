@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "ops/attention/call_checks.h"
@@ -22,6 +23,7 @@
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/devices.h"
 #include "ops/operators/kept_tensor.h"
+#include "ops/operators/pair_rotation.h"
 #include "ops/operators/tensors.h"
 
 namespace gnomon {
@@ -239,9 +241,12 @@ class Composition {
     call_.bias = bias;
   }
 
-  void Rotate(at::Tensor& query, at::Tensor& key) const {
+  void Rotate(at::Tensor& query, at::Tensor& key) {
     if (rotation_ == nullptr) return;
-    RotationCall rotated{.x = query.to(computing_),
+    const PositionEntry& entry = *rotation_->entry;
+    // On a GPU, a rotation waits for the token map, so that one kernel computes both.
+    const bool waits = entry.may_wait && MapsOnGpu(query) && MapsOnGpu(key);
+    RotationCall rotated{.x = waits ? query : query.to(computing_),
                          .position = range_.query_offset,
                          .firsts = range_.query_offsets,
                          .length = LengthOf(q_, k_, range_.query_offset, range_.query_offsets),
@@ -254,16 +259,28 @@ class Composition {
       if (call_positions_) rotated.positions = call_positions_->Of(rotated.of_keys);
       if (coordinates_) rotated.positions = coordinates_->Of(rotated.of_keys);
     };
-    const PositionEntry& entry = *rotation_->entry;
     set_positions();
+    if (waits) rotated.pending = &q_rotation_;
     query = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
     if (rotation_->of_turned_keys) return;
-    rotated.x = key.to(computing_);
+    rotated.x = waits ? key : key.to(computing_);
     rotated.position = 0;
     rotated.firsts = std::nullopt;
     rotated.of_keys = true;
     set_positions();
+    if (waits) {
+      rotated.pending = &k_rotation_;
+      if (KeysAreAtQueries()) rotated.as_queries = &q_rotation_;
+    }
     key = entry.Rotated(*rotation_->component, rotation_->tensors, rotated);
+  }
+
+  // Whether row n of q and row n of k have the same position, as far as this is known.
+  bool KeysAreAtQueries() const {
+    if (call_positions_ || coordinates_ || range_.query_offsets) return false;
+    const std::optional<int64_t> first = range_.query_offset.maybe_as_int();
+    const std::optional<int64_t> queries = range_.queries.maybe_as_int();
+    return first == 0 && queries && queries == range_.keys.maybe_as_int();
   }
 
   // The value of ContentCall::farthest.
@@ -508,11 +525,23 @@ class Composition {
   MappedTokens Map(at::Tensor query, at::Tensor key) const {
     // The dot product has no token map and uses the keys unchanged.
     if (!entry_.is_product) key = Visible(key);
+    const HeadParameters heads{factor_, similarity_.others};
+    const at::ScalarType kernel_type =
+        WantsOneType(given_q_.device()) ? given_q_.scalar_type() : computing_;
+    if (entry_.raw_map != nullptr && (key.is_cuda() || MapsOnGpu(key)) &&
+        query.scalar_type() == key.scalar_type()) {
+      return entry_.Mapped(*similarity_.component,
+                           RawTokens{query, key, q_rotation_, k_rotation_, kernel_type}, heads);
+    }
+    if (q_rotation_.exists() || k_rotation_.exists()) {
+      std::tie(query, key) = RotateTokens(query, q_rotation_, key, k_rotation_,
+                                          entry_.keeps_tokens ? kernel_type : computing_);
+    }
     if (!entry_.keeps_tokens || query.scalar_type() != key.scalar_type()) {
       query = InType(query, computing_);
       key = InType(key, computing_);
     }
-    return entry_.Mapped(*similarity_.component, query, key, {factor_, similarity_.others});
+    return entry_.Mapped(*similarity_.component, query, key, heads);
   }
 
   void AddTokens(const MappedTokens& tokens, const at::Tensor& value) {
@@ -631,6 +660,8 @@ class Composition {
   double scale_ = 1;
   const ResolvedPosition* content_ = nullptr;
   const ResolvedPosition* rotation_ = nullptr;
+  PendingRotation q_rotation_;
+  PendingRotation k_rotation_;
   OffsetRange range_;
   std::optional<CallPositions> call_positions_;
   std::optional<Coordinates> coordinates_;

@@ -5,6 +5,8 @@
 
 #include <initializer_list>
 
+#include "ops/operators/tensors.h"
+
 namespace gnomon {
 
 const Parameter* SimilarityEntry::head_parameter() const {
@@ -40,7 +42,16 @@ std::vector<const Parameter*> PositionEntry::Tensors(const Component& component)
 
 MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tensor& q,
                                      const at::Tensor& k, const HeadParameters& heads) const {
-  MappedTokens tokens = map(component, q, k, heads);
+  return Checked(map(component, q, k, heads), q, k, q.scalar_type(), heads);
+}
+
+MappedTokens SimilarityEntry::Mapped(const Component& component, const RawTokens& tokens,
+                                     const HeadParameters& heads) const {
+  return Checked(raw_map(component, tokens, heads), tokens.q, tokens.k, tokens.type, heads);
+}
+
+MappedTokens SimilarityEntry::Checked(MappedTokens tokens, const at::Tensor& q, const at::Tensor& k,
+                                      at::ScalarType type, const HeadParameters& heads) const {
   const char* const name = catalogue.name.c_str();
   const PairFunction* function = nullptr;
   try {
@@ -52,30 +63,30 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
                     " returns the pair function \"",
                     tokens.function == nullptr ? "" : tokens.function,
                     "\", which does not exist; expected the name of a registered pair function");
-  const auto expect = [&](const char* what, const at::Tensor& tensor, const at::Tensor& like,
+  const auto expect = [&](const char* what, const at::Tensor& tensor, at::ScalarType of,
                           std::initializer_list<c10::SymInt> sizes) {
     TORCH_CHECK_VALUE(tensor.defined() && tensor.sym_sizes() == c10::SymIntArrayRef(sizes),
                       "gnomon.attention: the map of ", name, " returns ", what, " of shape ",
                       tensor.defined() ? tensor.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
                       c10::SymIntArrayRef(sizes));
-    TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), "gnomon.attention: the map of ",
-                     name, " returns ", what, " of dtype ", tensor.scalar_type(), "; expected ",
-                     like.scalar_type());
+    TORCH_CHECK_TYPE(tensor.scalar_type() == of, "gnomon.attention: the map of ", name, " returns ",
+                     what, " of dtype ", tensor.scalar_type(), "; expected ", of);
   };
   TORCH_CHECK_VALUE(
       tokens.x.defined() && tokens.x.dim() == 4 && tokens.y.defined() && tokens.y.dim() == 4,
       "gnomon.attention: the map of ", name,
       " returns x or y without four axes; expected (B, H, Lq, D') and (B, Hkv, Lk, D')");
   const c10::SymInt width = tokens.x.sym_size(3);
-  expect("x", tokens.x, q, {q.sym_size(0), q.sym_size(1), q.sym_size(2), width});
+  expect("x", tokens.x, type, {q.sym_size(0), q.sym_size(1), q.sym_size(2), width});
   // Keys that differ per query head have the heads of q.
   const c10::SymInt key_heads =
       tokens.y.sym_size(1) == q.sym_size(1) ? q.sym_size(1) : k.sym_size(1);
-  expect("y", tokens.y, k, {k.sym_size(0), key_heads, k.sym_size(2), width});
-  expect("a factor", tokens.factor, heads.factor, {q.sym_size(1)});
+  expect("y", tokens.y, type, {k.sym_size(0), key_heads, k.sym_size(2), width});
+  const at::ScalarType of_numbers = heads.factor.scalar_type();
+  expect("a factor", tokens.factor, of_numbers, {q.sym_size(1)});
   const auto expect_scalars = [&](const char* what, const at::Tensor& scalars, int64_t count,
                                   std::initializer_list<c10::SymInt> sizes) {
-    if (count > 0 || scalars.defined()) expect(what, scalars, heads.factor, sizes);
+    if (count > 0 || scalars.defined()) expect(what, scalars, of_numbers, sizes);
   };
   const int64_t rows = function->row_scalars;
   const int64_t of_keys = function->column_scalars;
@@ -90,10 +101,10 @@ MappedTokens SimilarityEntry::Mapped(const Component& component, const at::Tenso
 
 namespace {
 
-// Throws unless the result of a function has the dtype and the sizes of the tokens; the number of
-// heads may also be `heads`.
+// Throws unless the result of a function has the given dtype and the sizes of the tokens; the
+// number of heads may also be `heads`.
 void CheckLike(const Component& component, const char* what, const at::Tensor& made,
-               const at::Tensor& tokens, const c10::SymInt& heads) {
+               const at::Tensor& tokens, const c10::SymInt& heads, at::ScalarType type) {
   const bool fits = made.defined() && made.dim() == 4 && made.sym_size(0) == tokens.sym_size(0) &&
                     (made.sym_size(1) == tokens.sym_size(1) || made.sym_size(1) == heads) &&
                     made.sym_size(2) == tokens.sym_size(2) &&
@@ -101,9 +112,8 @@ void CheckLike(const Component& component, const char* what, const at::Tensor& m
   TORCH_CHECK_VALUE(fits, "gnomon.attention: ", component.name(), " returns ", what, " of shape ",
                     made.defined() ? made.sym_sizes() : c10::SymIntArrayRef(), "; expected ",
                     tokens.sym_sizes());
-  TORCH_CHECK_TYPE(made.scalar_type() == tokens.scalar_type(),
-                   "gnomon.attention: ", component.name(), " returns ", what, " of dtype ",
-                   made.scalar_type(), "; expected ", tokens.scalar_type());
+  TORCH_CHECK_TYPE(made.scalar_type() == type, "gnomon.attention: ", component.name(), " returns ",
+                   what, " of dtype ", made.scalar_type(), "; expected ", type);
 }
 
 }  // namespace
@@ -112,14 +122,17 @@ at::Tensor PositionEntry::Rotated(const Component& component,
                                   const std::vector<at::Tensor>& tensors,
                                   const RotationCall& call) const {
   at::Tensor rotated = rotate(component, tensors, call);
-  CheckLike(component, call.of_keys ? "keys" : "queries", rotated, call.x, call.heads);
+  const bool widens = call.pending != nullptr && rotated.defined() &&
+                      rotated.scalar_type() == ComputingType(call.x);
+  CheckLike(component, call.of_keys ? "keys" : "queries", rotated, call.x, call.heads,
+            widens ? rotated.scalar_type() : call.x.scalar_type());
   return rotated;
 }
 
 at::Tensor PositionEntry::Normed(const Component& component, const std::vector<at::Tensor>& tensors,
                                  const at::Tensor& x, bool of_keys) const {
   at::Tensor normed = norm(component, tensors, x, of_keys);
-  CheckLike(component, of_keys ? "keys" : "queries", normed, x, x.sym_size(1));
+  CheckLike(component, of_keys ? "keys" : "queries", normed, x, x.sym_size(1), x.scalar_type());
   return normed;
 }
 

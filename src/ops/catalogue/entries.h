@@ -19,6 +19,7 @@
 #include "ops/coordinates/offset_range.h"
 #include "ops/coordinates/token_positions.h"
 #include "ops/grammar/component.h"
+#include "ops/operators/pair_rotation.h"
 
 namespace gnomon {
 
@@ -54,7 +55,10 @@ using PairBiasFunction = at::Tensor (*)(const Component& component,
 struct SimilarityEntry {
   CatalogueEntry catalogue;
   std::vector<Parameter> parameters = {};
-  TokenMap map;
+  TokenMap map = nullptr;
+  // A map that also rotates tokens, for which GPUs have one kernel; null if there is none. `map` is
+  // then derived from it.
+  RawTokenMap raw_map = nullptr;
   // Whether `map` returns q and k unchanged, whatever their dtype.
   bool keeps_tokens = false;
   // Whether its scores are products of the unmapped tokens times `scale`. Terms that add products
@@ -91,10 +95,18 @@ struct SimilarityEntry {
   // c10::ValueError unless the result has the form of MappedTokens.
   MappedTokens Mapped(const Component& component, const at::Tensor& q, const at::Tensor& k,
                       const HeadParameters& heads) const;
+  // The same for tokens that only raw_map can map.
+  MappedTokens Mapped(const Component& component, const RawTokens& tokens,
+                      const HeadParameters& heads) const;
   // Throws c10::ValueError, "<operation><what><head_dim>; ...", if tokens cannot have head_dim
   // columns.
   void CheckColumns(const Component& component, int64_t head_dim, const char* operation,
                     const char* what) const;
+
+ private:
+  // The result of a map for q and k, whose x and y must have the dtype `type`.
+  MappedTokens Checked(MappedTokens tokens, const at::Tensor& q, const at::Tensor& k,
+                       at::ScalarType type, const HeadParameters& heads) const;
 };
 
 // A rotation of the first coordinates of x (B, H, L, D), which is q or k.
@@ -114,6 +126,11 @@ struct RotationCall {
   // If defined, a tensor to write the result to, with the shape and dtype of x, whose last axis has
   // stride 1. An entry may ignore it.
   at::Tensor to = {};
+  // If not null, the entry may store its rotation here and return x unchanged, and x may be of low
+  // precision. A result that is rotated then has the computing type.
+  PendingRotation* pending = nullptr;
+  // For keys at the positions of the queries: the pending rotation of the queries. Otherwise, null.
+  const PendingRotation* as_queries = nullptr;
 };
 // Keys are returned with the heads of q if the query heads rotate them differently. tensors: the
 // entry's tensors.
@@ -156,6 +173,7 @@ struct PositionEntry {
   KeyBiasFunction key_bias = nullptr;         // of Role::kKeyBias; if null, the bias is its tensor
   PairBiasFunction pair_bias = nullptr;       // of Role::kPairBias; if null, the bias is its tensor
   RotationFunction rotate = nullptr;          // of Role::kRotation
+  bool may_wait = false;                      // whether `rotate` supports RotationCall::pending
   TokenEncoderFactory encoder = nullptr;      // of Role::kEmbedding
   ContentFunction content = nullptr;          // of Role::kContent
   NormFunction norm = nullptr;                // of Role::kNorm

@@ -320,6 +320,12 @@ const Entry& FindIn(
 RegisterSimilarity::RegisterSimilarity(SimilarityEntry entry) {
   entry.catalogue.role = Role::kSimilarity;
   if (entry.functions.empty()) entry.functions = {{"", entry.catalogue.name}};
+  if (entry.raw_map != nullptr) {
+    entry.map = [raw = entry.raw_map](const Component& component, const at::Tensor& q,
+                                      const at::Tensor& k, const HeadParameters& heads) {
+      return raw(component, {q, k}, heads);
+    };
+  }
   entry = Completed(std::move(entry));
   if (collecting != nullptr) {
     collecting->similarities.push_back(std::move(entry));

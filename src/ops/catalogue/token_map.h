@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/grammar/component.h"
+#include "ops/operators/pair_rotation.h"
 
 namespace gnomon {
 
@@ -36,6 +37,18 @@ struct HeadParameters {
 // Keys y may have the heads of q, if the query heads map the same keys differently.
 using TokenMap = std::function<MappedTokens(const Component& component, const at::Tensor& q,
                                             const at::Tensor& k, const HeadParameters& heads)>;
+
+// Tokens of any dtype that are rotated before they are mapped. x and y are then rounded to `type`.
+struct RawTokens {
+  at::Tensor q;
+  at::Tensor k;
+  PendingRotation q_rotation = {};
+  PendingRotation k_rotation = {};
+  at::ScalarType type = q.scalar_type();
+};
+
+using RawTokenMap = std::function<MappedTokens(const Component& component, const RawTokens& tokens,
+                                               const HeadParameters& heads)>;
 
 }  // namespace gnomon
 

@@ -26,14 +26,17 @@ struct ConeTokens {
   at::Tensor column_scalars;
 };
 
-// Calls the operator. function: umbral with the maps psi and none, or penumbral with xi and none.
-ConeTokens CallConeMap(const at::Tensor& q, const at::Tensor& k, std::string_view function,
-                       std::string_view map, double r);
+// Calls the operator for tokens of any dtype, which are rotated first. x and y have the tokens'
+// type; scalars have the computing type. function: umbral with the maps psi and none, or penumbral
+// with xi and none. On a GPU, one kernel computes all results, except in float64 and in forward
+// mode, and one kernel computes their gradients, except those that are differentiated again.
+ConeTokens CallConeMap(const RawTokens& tokens, std::string_view function, std::string_view map,
+                       double r);
 
 // Supports any map, and returns tokens of the pair function; the caller supplies the factor. For
 // "exp", where heights depend on all columns, cone_map processes the points with the map none.
-MappedTokens MapCones(const at::Tensor& q, const at::Tensor& k, const char* function,
-                      const std::string& map, double r);
+MappedTokens MapCones(const RawTokens& tokens, const char* function, const std::string& map,
+                      double r);
 
 // Converts tokens for the score "height" to tokens for the score -gamma log h. `function` is the
 // pair function log 2h.

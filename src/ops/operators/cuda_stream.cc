@@ -57,6 +57,16 @@ void* NativeStream(const char* operation, const Guard& guard, const c10::Stream&
   }
 }
 
+// Whether the stream is known not to be captured.
+template <class Guard>
+bool IsNotCaptured(const Guard& guard, const c10::Stream& stream) {
+  if constexpr (requires { guard.isStreamCapturing(stream); }) {
+    return !guard.isStreamCapturing(stream);
+  } else {
+    return false;
+  }
+}
+
 // Device memory from PyTorch's allocator, held until the end of a call. The allocator reuses it
 // only for work that is queued on the stream afterwards.
 class ScratchTensors {
@@ -97,6 +107,14 @@ void RunOnCudaStream(const char* operation, const at::Tensor& tensor,
   } catch (const cuda::CudaError& error) {
     TORCH_CHECK(false, operation, ": ", error.what());
   }
+}
+
+std::optional<std::array<int64_t, 2>> LastingStream(const at::Tensor& tensor) {
+  if (!tensor.is_cuda()) return std::nullopt;
+  const c10::impl::VirtualGuardImpl devices(tensor.device().type());
+  const c10::Stream stream = devices.getStream(tensor.device());
+  if (!IsNotCaptured(devices, stream)) return std::nullopt;
+  return std::array<int64_t, 2>{tensor.device().index(), static_cast<int64_t>(stream.id())};
 }
 
 std::string NameOfGpu(int index) {

@@ -5,7 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <type_traits>
 
@@ -27,6 +30,11 @@ auto OnCudaStream(const char* operation, const at::Tensor& tensor, const Body& b
   RunOnCudaStream(operation, tensor, [&](cuda::Backend& backend) { result = body(backend); });
   return result;
 }
+
+// The device and the stream that RunOnCudaStream() uses for a tensor on a GPU. Nullopt if the
+// stream is being captured into a graph, or if this version of PyTorch does not say: memory that
+// such a call allocates must not be used by later calls.
+std::optional<std::array<int64_t, 2>> LastingStream(const at::Tensor& tensor);
 
 // The driver's name for the GPU.
 std::string NameOfGpu(int index);

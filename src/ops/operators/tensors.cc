@@ -5,13 +5,16 @@
 
 namespace gnomon {
 
-bool HasNumbers(const at::Tensor& tensor) {
+bool IsPlainTensor(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kNone =
       c10::python_ks | c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched,
                                             c10::DispatchKey::FuncTorchGradWrapper,
                                             c10::DispatchKey::Functionalize});
-  return !tensor.is_meta() && !tensor.key_set().has_any(kNone) &&
-         !c10::impl::TorchDispatchModeTLS::any_modes_set();
+  return !tensor.is_meta() && !tensor.key_set().has_any(kNone);
+}
+
+bool HasNumbers(const at::Tensor& tensor) {
+  return IsPlainTensor(tensor) && !c10::impl::TorchDispatchModeTLS::any_modes_set();
 }
 
 bool IsLow(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }

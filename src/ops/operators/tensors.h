@@ -16,6 +16,9 @@ inline int64_t SizeOf(const at::Tensor& tensor, int64_t axis) {
   return Concrete(tensor.sym_size(axis));
 }
 
+// Whether a tensor is neither traced nor batched, even if a dispatch mode is active.
+bool IsPlainTensor(const at::Tensor& tensor);
+
 // Whether a tensor's data can be read. It cannot in traced calls or under vmap.
 bool HasNumbers(const at::Tensor& tensor);
 

@@ -14,6 +14,7 @@
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
 #include "ops/operators/autograd.h"
+#include "ops/operators/cuda_stream.h"
 #include "ops/operators/tensors.h"
 #include "ops/positions/rope_frequencies.h"
 #include "ops/positions/rotation.h"
@@ -205,13 +206,13 @@ struct TurnedRows {
 };
 
 // Caches the most recent rotations of calls with consecutive positions, which q, k and the layers
-// of a model share.
+// of a model share. On a GPU, rotations are shared within a stream, whose work is ordered.
 class KnownTurns {
  public:
   // The inputs that determine rotations: the term, and integers that describe the call.
   struct Key {
     std::string term;
-    std::array<int64_t, 6> numbers;
+    std::array<int64_t, 8> numbers;
     bool operator==(const Key&) const = default;
   };
 
@@ -272,16 +273,23 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                   const RotationCall& call) {
   if (!tensors.empty()) return RotateByTable(component, tensors, call);
   const at::Tensor& x = call.x;
+  if (call.as_queries != nullptr && call.as_queries->exists()) {
+    *call.pending = *call.as_queries;
+    return x;
+  }
   const std::optional<TokenGrid> grid = TokenGrid::Find(component);
   const std::optional<std::vector<int64_t>> sections = component.FindShape("sections");
   TORCH_CHECK_VALUE(sections || component.HasDefault("section_order"),
                     "gnomon.attention: RoPE has section_order but no sections; expected both");
   const bool xpos = component.Flag("xpos");
   // Calls with consecutive positions share cached rotations.
-  const bool has_numbers = HasNumbers(x) && x.is_cpu();
+  const std::optional<std::array<int64_t, 2>> stream =
+      HasNumbers(x) ? LastingStream(x) : std::nullopt;
+  const bool has_numbers = HasNumbers(x) && (x.is_cpu() || stream);
   std::optional<int64_t> first;
   if (has_numbers && !call.positions && !call.firsts) first = Concrete(call.position);
-  if (has_numbers && call.positions && !xpos && !grid && !GoByLength(component)) {
+  // Reading positions on a GPU would wait for it.
+  if (has_numbers && x.is_cpu() && call.positions && !xpos && !grid && !GoByLength(component)) {
     first = call.positions->FirstOfConsecutive();
   }
   const bool in_order = first.has_value();
@@ -316,7 +324,7 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                                   1
                             : call.length.guard_int(__FILE__, __LINE__);
   }
-  const auto make_turns = [&](const std::vector<at::Tensor>& of_tokens) {
+  const auto make_turns = [&](const std::vector<at::Tensor>& of_tokens) -> Turns {
     // Angles are computed in float64, because float32 angles have an error of 8e-3 at position
     // 1,000,000.
     const RotationFrequencies frequencies =
@@ -328,17 +336,25 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
                            ? SectionAngles(component, *sections, of_tokens, frequencies.of_pairs)
                            : coordinate.unsqueeze(-1) * frequencies.of_pairs);
     }
-    return TurnsOf(axes == 1 ? angles[0] : at::cat(angles, -1), x.scalar_type(),
-                   frequencies.attention_factor);
+    const at::Tensor all = axes == 1 ? angles[0] : at::cat(angles, -1);
+    const int64_t pairs = SizeOf(all, -1);
+    const double factor = frequencies.attention_factor;
+    if (!MapsOnGpu(x) || pairs % 4 == 0) return TurnsOf(all, ComputingType(x), factor);
+    // GPU kernels load four pairs at once if rows are aligned.
+    const Turns padded =
+        TurnsOf(at::constant_pad_nd(all, {0, 4 - pairs % 4}), ComputingType(x), factor);
+    return {padded.cosine.narrow(-1, 0, pairs), padded.sine.narrow(-1, 0, pairs)};
   };
   Turns turns;
   if (in_order) {
     const TurnedRows rows = TurnedRows::Of(*first, SizeOf(x, 2), grid || GoByLength(component));
     const KnownTurns::Key key{
         component.Text(),
-        {rows.first, rows.count, columns, axes, length, static_cast<int64_t>(x.scalar_type())}};
-    static KnownTurns known;
-    turns = known.Get(key, rows, [&] {
+        {rows.first, rows.count, columns, axes, length, static_cast<int64_t>(ComputingType(x)),
+         stream ? (*stream)[0] : -1, stream ? (*stream)[1] : 0}};
+    // Never destroyed: memory of a GPU must not be freed when the process ends.
+    static KnownTurns* const known = new KnownTurns;
+    turns = known->Get(key, rows, [&] {
       if (grid) return make_turns(CoordinatesOf(component, call, grid));
       return make_turns(
           {at::arange(rows.first, rows.first + rows.count, x.options().dtype(at::kDouble))});
@@ -346,7 +362,8 @@ at::Tensor Rotate(const Component& component, const std::vector<at::Tensor>& ten
   } else {
     turns = make_turns(coordinates);
   }
-  const at::Tensor turned = RotatePairs(x, turns, half, columns, xpos ? at::Tensor() : call.to);
+  const at::Tensor turned = xpos ? RotatePairs(InType(x, ComputingType(x)), turns, half, columns)
+                                 : RotatePairs(x, turns, half, columns, call.to, call.pending);
   if (!xpos) return turned;
   const at::Tensor& coordinate = coordinates[0];
   const at::Tensor middle =
@@ -439,6 +456,7 @@ const RegisterPosition rope({
          .class_name = "RoPE"},
     .parameters = Parameters(),
     .rotate = Rotate,
+    .may_wait = true,
     .goes_by_length = GoByLength,
 });
 

@@ -127,6 +127,7 @@ const RegisterPosition rope_mixed({
          .class_name = "RoPEMixed"},
     .parameters = Parameters(),
     .rotate = Rotate,
+    .may_wait = true,
     .axes = AxesOfPositions,
 });
 

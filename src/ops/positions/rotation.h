@@ -10,6 +10,7 @@
 
 #include "ops/catalogue/registry.h"
 #include "ops/coordinates/token_grid.h"
+#include "ops/operators/pair_rotation.h"
 
 namespace gnomon {
 
@@ -25,20 +26,8 @@ int64_t FreeColumns(const RotationCall& call);
 // Throws c10::ValueError unless `dims` columns exist and can be divided into pairs for each axis.
 void CheckColumns(const Component& component, int64_t dims, int64_t axes, const RotationCall& call);
 
-// Cosines and sines of angles (..., n), multiplied by a factor.
-struct Turns {
-  at::Tensor cosine;
-  at::Tensor sine;
-};
+// The turns of angles, multiplied by a factor.
 Turns TurnsOf(const at::Tensor& angles, at::ScalarType type, double factor = 1);
-
-// Rotates the first 2 n columns of tokens (B, heads, L, D) by angles that broadcast to (B, heads,
-// L, n), and copies the others. Each block of `block` columns is rotated separately, in pairs (i, i
-// + block / 2) if `half`, else (2 i, 2 i + 1). On a CPU, this takes one pass without intermediate
-// copies and writes to `to`, if it is defined, unless the call is traced, transformed, or
-// differentiated with respect to the angles.
-at::Tensor RotatePairs(const at::Tensor& x, const Turns& turns, bool half, int64_t block,
-                       const at::Tensor& to = {});
 
 // Rotates the first columns of the call's tokens by angles (1 or B, heads, L, n), where `heads` is
 // 1, or the number of heads of k or q. Repeats keys that have fewer heads than the angles.

@@ -11,11 +11,10 @@ namespace penumbral {
 namespace {
 
 // Tseng et al. 2023, eq. 23.
-MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
-                 const at::Tensor& gamma) {
+MappedTokens Map(const Component& component, const RawTokens& raw, const at::Tensor& gamma) {
   const std::string score = component.Choice("score");
   const double r = component.Number("r");
-  MappedTokens tokens = MapCones(q, k, "penumbral", component.Choice("map"), r);
+  MappedTokens tokens = MapCones(raw, "penumbral", component.Choice("map"), r);
   if (score == "height") {
     tokens.factor = TimesNumber(gamma, -r / 2);
   } else if (score == "height2") {
@@ -58,7 +57,7 @@ const RegisterSimilarity penumbral({
                    Choice("score", {"height", "height2", "log"})
                        .Means("\"height\": -gamma h; \"height2\": -gamma h^2; \"log\": gamma "
                               "log(r / h)")},
-    .map = Map,
+    .raw_map = Map,
     .functions = {{"height", "penumbral"},
                   {"height2", "penumbral_square"},
                   {"log", "penumbral_log"}},

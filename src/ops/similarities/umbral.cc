@@ -9,9 +9,8 @@ namespace umbral {
 namespace {
 
 // Tseng et al. 2023, section 4.
-MappedTokens Map(const Component& component, const at::Tensor& q, const at::Tensor& k,
-                 const at::Tensor& gamma) {
-  MappedTokens tokens = MapCones(q, k, "umbral", component.Choice("map"), component.Number("r"));
+MappedTokens Map(const Component& component, const RawTokens& raw, const at::Tensor& gamma) {
+  MappedTokens tokens = MapCones(raw, "umbral", component.Choice("map"), component.Number("r"));
   if (component.Choice("score") == "log") {
     TakeLogarithm("umbral_log", gamma, &tokens);
     return tokens;
@@ -46,7 +45,7 @@ const RegisterSimilarity umbral({
                     "exponential map of the half-space at (0, ..., 0, 1), with tangent vectors "
                     "clamped to length 30; \"none\": (X, height) = (x, z)"),
          Choice("score", {"height", "log"}).Means("\"height\": -gamma h; \"log\": -gamma log h")},
-    .map = Map,
+    .raw_map = Map,
     .functions = {{"height", "umbral"}, {"log", "umbral_log"}},
     .has_height = [](const Component&) { return true; },
 });
