@@ -163,9 +163,9 @@ class BackwardPass {
     double t[kMostScalars] = {};
   };
 
-  // The number of partial table sums per key head, in which its blocks of keys take turns: enough to
-  // balance the load, but few enough that their memory is small compared with the inputs. A bias has
-  // few numbers, so many workers get sums of their own.
+  // The number of partial table sums per key head, in which its blocks of keys take turns: enough
+  // to balance the load, but few enough that their memory is small compared with the inputs. A bias
+  // has few numbers, so many workers get sums of their own.
   static int64_t Parts(const AttentionShape& n, const AttentionGradient<Real>& grad,
                        int64_t blocks) {
     constexpr int64_t kTasks = 16;
