@@ -53,12 +53,6 @@ struct Recording {
       }
     }
   }
-
-  int64_t tasks() const {
-    int64_t count = 0;
-    for (const Loop& loop : loops) count += static_cast<int64_t>(loop.tasks.size());
-    return count;
-  }
 };
 
 // Records all loops during its lifetime. Times are processor times of the calling thread, so other

@@ -24,19 +24,6 @@ constexpr double kSecondsPerLoop = 10e-6;
 constexpr int64_t kHeads = 8;
 constexpr int64_t kDim = 64;
 
-// Makes a call plan for this many workers, but runs everything on the calling thread.
-class PlannedFor final : public Executor {
- public:
-  explicit PlannedFor(int workers) : workers_(workers) {}
-  int max_workers() const override { return workers_; }
-  void Run(int workers, const std::function<void(int)>& body) const override {
-    for (int worker = 0; worker < workers; ++worker) body(worker);
-  }
-
- private:
-  int workers_;
-};
-
 // Causal attention with random tokens; with `learned_bias`, also a bias by offset and its gradient.
 class Call {
  public:
@@ -90,10 +77,14 @@ class Call {
   AttentionGradient<float> gradient_;
 };
 
-// The shortest times of several recordings, task by task.
+// The shortest times of several recordings, task by task, of a call planned for this many workers.
+// While a Recorder exists, the executor runs nothing: all tasks run on this thread.
 Recording Record(const std::function<void(const Executor&)>& run, int workers) {
-  const PlannedFor executor(workers);
-  run(executor);  // allocates memory
+  const ThreadExecutor executor(workers);
+  {
+    const Recorder ignored;
+    run(executor);  // allocates memory
+  }
   constexpr double kEnough = 1;
   Recording least;
   double total = 0;

@@ -119,7 +119,6 @@ TEST(TaskSimulationTest, TasksStartInOrderAndWaitForTheirTurns) {
   using benchmarks::Task;
   // Three tasks of 2, 3 and 4 seconds between serial parts of 1 and 0.5 seconds.
   Recording recording{{Loop{1, {Task{2, {}}, Task{3, {}}, Task{4, {}}}}}, 0.5};
-  EXPECT_EQ(recording.tasks(), 3);
   EXPECT_DOUBLE_EQ(Simulate(recording, 1, 0.25), 1 + 9 + 0.5);
   EXPECT_DOUBLE_EQ(Simulate(recording, 2, 0.25), 1 + 0.25 + 6 + 0.5);
   EXPECT_DOUBLE_EQ(Simulate(recording, 3, 0.25), 1 + 0.25 + 4 + 0.5);
@@ -165,7 +164,8 @@ TEST(TaskSimulationTest, RecordsEveryLoop) {
   const benchmarks::Recording recording = recorder.Finish();
   EXPECT_EQ(done, 3);
   ASSERT_EQ(recording.loops.size(), 2);
-  ASSERT_EQ(recording.tasks(), 2);
+  ASSERT_EQ(recording.loops[0].tasks.size(), 2);
+  EXPECT_TRUE(recording.loops[1].tasks.empty());
   for (int64_t task = 0; task < 2; ++task) {
     const auto& [seconds, taken] = recording.loops[0].tasks[static_cast<size_t>(task)];
     ASSERT_EQ(taken.size(), 2);

@@ -28,8 +28,8 @@ struct ConeTokens {
 
 // Calls the operator for tokens of any dtype, which are rotated first. x and y have the tokens'
 // type; scalars have the computing type. function: umbral with the maps psi and none, or penumbral
-// with xi and none. On a GPU, one kernel computes all results, except in float64 and in forward
-// mode, and one kernel computes their gradients, except those that are differentiated again.
+// with xi and none. On a GPU, one kernel computes all results, and one their gradients. PyTorch's
+// operators replace them in float64, in forward mode, and for second derivatives.
 ConeTokens CallConeMap(const RawTokens& tokens, std::string_view function, std::string_view map,
                        double r);
 

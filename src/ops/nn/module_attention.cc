@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -66,10 +65,9 @@ CallLengths LengthsOf(const at::Tensor& q, const at::Tensor& k, const CallArgume
 // in the computing type.
 class ModuleValues {
  public:
-  // lengths() returns the lengths of the call, which some tables are expanded to.
-  ModuleValues(const at::Tensor& q, std::vector<at::Tensor> held,
-               std::function<CallLengths()> lengths)
-      : q_(q), held_(std::move(held)), lengths_(std::move(lengths)) {}
+  ModuleValues(const at::Tensor& q, const at::Tensor& k, const CallArguments& arguments,
+               std::vector<at::Tensor> held)
+      : q_(q), k_(k), arguments_(arguments), held_(std::move(held)) {}
 
   at::Tensor HeadParameter(const SimilarityEntry& /*entry*/, const Component& term,
                            const Use& use) const {
@@ -89,13 +87,14 @@ class ModuleValues {
   at::Tensor Table(const Component& term, const Use& use) const {
     const at::Tensor& table = held_[use.first_of_call];
     const auto expand = use.parameter->tensor.expand;
-    return expand == nullptr ? table : expand(term, table, lengths_());
+    return expand == nullptr ? table : expand(term, table, LengthsOf(q_, k_, arguments_));
   }
 
  private:
   const at::Tensor& q_;
+  const at::Tensor& k_;
+  const CallArguments& arguments_;
   std::vector<at::Tensor> held_;
-  std::function<CallLengths()> lengths_;
 };
 
 }  // namespace
@@ -107,7 +106,7 @@ ResolvedTerms ResolveModule(const at::Tensor& q, const at::Tensor& k, const Modu
   for (const at::Tensor& tensor : tensors) {
     held.push_back(AsParameter(tensor, q, "gnomon.nn: a parameter"));
   }
-  const ModuleValues values(q, std::move(held), [&] { return LengthsOf(q, k, arguments); });
+  const ModuleValues values(q, k, arguments, std::move(held));
   ResolvedTerms resolved{Resolve(terms.similarity(), values), {}};
   for (const ModuleTerms::Position& position : terms.positions()) {
     if (position.entry->role() == PositionEntry::Role::kNone) continue;
@@ -124,7 +123,9 @@ std::vector<at::Tensor> SimilarityTensors(const at::Tensor& q, const ModuleTerms
   terms.CheckCount(tensors, /*of_call=*/true);
   std::vector<at::Tensor> held;
   for (const at::Tensor& tensor : tensors) held.push_back(tensor.to(ComputingType(q)));
-  const ModuleValues values(q, std::move(held), nullptr);
+  // A similarity has no tables, which alone depend on the keys and arguments of a call.
+  const CallArguments arguments;
+  const ModuleValues values(q, /*k=*/q, arguments, std::move(held));
   std::vector<at::Tensor> returned;
   terms.ForEachUse([&](const Component& term, const Use& use) {
     if (!use.parts.empty()) returned.push_back(values.Heads(term, use));

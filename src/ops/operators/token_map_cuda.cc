@@ -83,6 +83,14 @@ class TokenMapArrays {
   std::vector<at::Tensor> kept_;
 };
 
+void Launch(const char* operation, const std::array<TokenMapTensors, 2>& sides,
+            const std::optional<ConeMap>& cone, bool back, decltype(cuda::MapTokens)* launch) {
+  TokenMapArrays arrays;
+  const cuda::TokenMapCall call = arrays.Call(sides, cone, back);
+  const at::Tensor& on = sides[0].tokens.defined() ? sides[0].tokens : sides[1].tokens;
+  RunOnCudaStream(operation, on, [&](cuda::Backend& backend) { launch(call, backend); });
+}
+
 }  // namespace
 
 bool HasTokenMapKernel(at::ScalarType type) {
@@ -91,19 +99,12 @@ bool HasTokenMapKernel(at::ScalarType type) {
 
 void MapTokensOnGpu(const char* operation, const std::array<TokenMapTensors, 2>& sides,
                     const std::optional<ConeMap>& cone, bool back) {
-  TokenMapArrays arrays;
-  const cuda::TokenMapCall call = arrays.Call(sides, cone, back);
-  const at::Tensor& on = sides[0].tokens.defined() ? sides[0].tokens : sides[1].tokens;
-  RunOnCudaStream(operation, on, [&](cuda::Backend& backend) { cuda::MapTokens(call, backend); });
+  Launch(operation, sides, cone, back, cuda::MapTokens);
 }
 
 void MapTokensBackwardOnGpu(const char* operation, const std::array<TokenMapTensors, 2>& sides,
                             const std::optional<ConeMap>& cone, bool back) {
-  TokenMapArrays arrays;
-  const cuda::TokenMapCall call = arrays.Call(sides, cone, back);
-  const at::Tensor& on = sides[0].tokens.defined() ? sides[0].tokens : sides[1].tokens;
-  RunOnCudaStream(operation, on,
-                  [&](cuda::Backend& backend) { cuda::MapTokensBackward(call, backend); });
+  Launch(operation, sides, cone, back, cuda::MapTokensBackward);
 }
 
 }  // namespace gnomon
