@@ -1,8 +1,9 @@
 """Predicts the speed of CUDA kernels without a GPU.
 
-``python benchmarks/cuda_model.py [KERNEL...]`` compiles the kernels of plain causal calls in bf16
-(``gnomon_write_cubins``), finds the common path through each main loop (``sass.py``), and lets the
-warps that one multiprocessor holds run this path in a model:
+``python benchmarks/cuda_model.py [KERNEL...]`` compiles the kernels of causal calls in bf16
+(``gnomon_write_cubins``): plain calls, also with gradients of factors, and calls with a bias, whose
+backward pass takes two passes. It finds the common path through each main loop (``sass.py``), and
+lets the warps that one multiprocessor holds run this path in a model:
 
 - Each of four schedulers issues at most one instruction per cycle.
 - The stall counts and scoreboards in the machine code decide when a warp may go on.
@@ -366,7 +367,7 @@ def main() -> int:
             continue
         blocks = sass.resident_blocks(kernel)
         kind, function, dim = kernel["kernel"].split("-")
-        turn = options.turn if kind == "backward" else 0
+        turn = options.turn if kind in {"backward", "backward_factor"} else 0
         found = predict(path, options.capability, blocks, kernel["threads"] // 32, turn)
         cycles = found.cycles / (kernel["rows"] * kernel["step"])
         if kind in {"backward_queries", "backward_keys"}:
@@ -387,6 +388,7 @@ def main() -> int:
 
 
 def ratio(kind: str, dim: int, cycles: float, capability: int) -> str:
+    kind = kind.removesuffix("_factor")
     reference = FLASH_ATTENTION.get((kind, dim)) if capability == 90 else None
     return "" if reference is None else f"{cycles / reference:.2f}"
 

@@ -91,10 +91,10 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
 // multiplied by differences of tokens. In sums of weighted tokens, the common part of near tokens
 // would cancel and leave rounding errors. The thread's pairs are those of rows `own` and own + 8;
 // `out` holds their columns starting at `first`. With `kKeys`, the block's own rows are keys.
-template <class C, bool kKeys, int kOutputs, int kTiles>
-GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
-                                  uint32 near, const Parameters& p, int b, int own_head, int head,
-                                  int own, int other, int first) {
+template <class C, bool kKeys>
+GNOMON_DEVICE void AddDifferences(float (*out)[4], float (*weights)[4], uint32 near,
+                                  const Parameters& p, int b, int own_head, int head, int own,
+                                  int other, int first) {
   // The columns of a row are split among its four lanes, so a warp processes the near pairs of all
   // its lanes.
   uint32 any = near;

@@ -47,6 +47,30 @@ GNOMON_DEVICE constexpr bool ReadsTokens() {
   return F::kInput != PairInput::kNone;
 }
 
+// The partial derivatives of f.
+struct Derivative {
+  float g;
+  float a[3];
+  float b[3];
+  float t[3];
+};
+
+template <class F>
+concept HasBoth = requires(float number, const float* numbers, Derivative& slopes) {
+  F::Both(number, numbers, numbers, numbers, slopes);
+};
+// Returns f and stores its derivatives.
+template <class F>
+GNOMON_DEVICE float ValueAndSlopes(float g, const float* a, const float* b, const float* t,
+                                   Derivative& slopes) {
+  if constexpr (HasBoth<F>) {
+    return F::Both(g, a, b, t, slopes);
+  } else {
+    F::Gradient(g, a, b, t, slopes);
+    return F::Value(g, a, b, t);
+  }
+}
+
 template <class F, class C>
 GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
   HeadTerms head{};
@@ -76,7 +100,7 @@ GNOMON_DEVICE void SetFactors(Query& q, const HeadTerms& head, float temperature
     q.factor *= temperature;
     q.temperature *= temperature;
   }
-  if (IsDistance<F>()) q.near = NearShare(q.factor * kLn2, q.norm);
+  if (IsDistance<F>() && C::kOnePass == 0) q.near = NearShare(q.factor * kLn2, q.norm);
 }
 
 // Loads query i < Lq.
@@ -159,6 +183,7 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
 #pragma unroll
   for (int s = 0; s < F::kRowScalars; ++s) q.a[s] = take();
   if (IsDistance<F>()) q.norm = take();
+  if (IsDistance<F>() && C::kOnePass != 0) q.near = take();
   temperature = C::kTemperature != 0 ? take() : 1.0f;
   SetFactors<F, C>(q, head, temperature);
   if (C::kKeyBias == 2) q.base = take();
@@ -247,6 +272,7 @@ class TileWords {
 #pragma unroll
       for (int s = 0; s < F::kRowScalars; ++s) add(p_.row_scalars, s * rows + row);
       if (IsDistance<F>()) add(p_.norm_x, row);
+      if (IsDistance<F>() && C::kOnePass != 0) add(p_.near_share, row);
       if (C::kTemperature != 0) add(p_.temperature, row);
       if (C::kKeyBias == 2) add(p_.key_bias_base, row);
       if (C::kSegments != 0) add(p_.query_segments, in_batch);
@@ -388,14 +414,12 @@ GNOMON_DEVICE bool ConvertProducts(float (*s)[4], const NormsOfPair& norms) {
   return !(least > 0);
 }
 
-// Converts products like ConvertProducts(), and recomputes near distances from token differences if
-// their pairs are visible. The thread's pairs combine rows `own` and own + 8 with rows other + 8 n
-// and other + 8 n + 1. With `kKeys`, the block's own rows are keys. Returns the pairs that were
-// recomputed, as bits 4 n + e.
+// Recomputes near distances from token differences if their pairs are visible. The thread's pairs
+// combine rows `own` and own + 8 with rows other + 8 n and other + 8 n + 1. With `kKeys`, the
+// block's own rows are keys. Returns the pairs that were recomputed, as bits 4 n + e.
 template <class C, bool kKeys, class NormsOfPair>
-GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadTerms& head, int own,
-                                 int other, const NormsOfPair& norms) {
-  if (!ConvertProducts<C>(s, norms)) return 0;
+GNOMON_DEVICE uint32 RecomputeNear(float (*s)[4], const Parameters& p, const HeadTerms& head,
+                                   int own, int other, const NormsOfPair& norms) {
   uint32 near = 0;
 #pragma unroll
   for (int n = 0; n < C::kStep / 8; ++n) {
@@ -440,6 +464,13 @@ GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadT
   return anew;
 }
 
+// Converts products like ConvertProducts(), and then calls RecomputeNear() if necessary.
+template <class C, bool kKeys, class NormsOfPair>
+GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadTerms& head, int own,
+                                 int other, const NormsOfPair& norms) {
+  return ConvertProducts<C>(s, norms) ? RecomputeNear<C, kKeys>(s, p, head, own, other, norms) : 0;
+}
+
 // The queries [low, high) that may attend to keys [begin, end), and the keys [own_low, own_high)
 // that some query of the batch element attends to. Both ends of a query's range of keys are
 // monotonic in the query. If no query attends to these keys, high may be below low.
@@ -475,14 +506,6 @@ struct QueryRange {
   int high = 0;
   int own_low = 0;
   int own_high = 0;
-};
-
-// The partial derivatives of f.
-struct Derivative {
-  float g;
-  float a[3];
-  float b[3];
-  float t[3];
 };
 
 // The dropout factor of a weight (base/dropout.h).

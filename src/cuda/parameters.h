@@ -151,6 +151,7 @@ struct Parameters {
   float* inverse;         // (B, H, Lq): 1 / sum
   float* delta;           // (B, H, Lq)
   float* balanced_delta;  // (B, H, Lq): corrected by the pass over the keys
+  float* near_share;      // (B, H, Lq): see NearShare(); only in one pass, for distances
   Array d_x, d_y, d_v;
   float* d_row;          // (R, B, H, Lq)
   float* d_column;       // (C, B, Hkv, Lk)
@@ -165,7 +166,7 @@ struct Parameters {
   int head_step;
 
   // The backward pass in one pass. The three arrays are consecutive.
-  float* query_sums;      // (B, H, tiles of queries, tile): gradients of queries (one_pass.cuh)
+  float* query_sums;      // (B, H, tiles of queries, SumsOfTile()): gradients of queries
   int* turns;             // (B, H, tiles of queries): the number of blocks that have added
   int* tickets;           // one number
   Int64 query_sums_size;  // of all three arrays

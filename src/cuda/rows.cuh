@@ -223,6 +223,9 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     }
     others = SumOfWarp(others);
     if (lane != 0) continue;
+    if (p.near_share != nullptr) {
+      p.near_share[row] = NearShare(p.factor[h] * kLog2E * kLn2, p.norm_x[row]);
+    }
     const float d_lse = p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
     if (sum == 0.0f) {
       // 2^(s - inf) = 0: a row without keys gets no weights and no gradients.
