@@ -84,6 +84,8 @@ constexpr int SlopeTerms(int row_scalars, bool distance) {
 constexpr int QueryTerms(int row_scalars, int head_scalars, bool distance, int head_sums) {
   return SlopeTerms(row_scalars, distance) + head_sums * (3 + 2 * head_scalars);
 }
+// The number of queries in a tile.
+constexpr int kOnePassStep = 32;
 // The sums of a tile of queries: the gradients of tokens; for distances, of each 16 queries, two
 // fragments (AddToSums()) with parts of the weights' sums; then the terms.
 constexpr int SumsOfTokens(int dim, int step) { return step * dim; }

@@ -345,18 +345,23 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   }
   for (int h = key_head * p.group; h < (key_head + 1) * p.group; ++h) {
     const HeadTerms head = LoadHead<F, C>(p, b, h);
-    const TileWords<F, C, true> query_words(p, b, h);
-    TileRows<C> query_rows(p.x, b, h, first, C::kDim);
-    TileRows<C> gradient_rows(p.d_o, b, h, first, C::kValueDim);
+    TileRows<C> query_rows(p.x, b, h, first, C::kDim, (C::kParts & 8) == 0);
+    TileRows<C> gradient_rows(p.d_o, b, h, first, C::kValueDim, (C::kParts & 8) == 0);
+    const int first_tile = (b * p.heads + h) * tiles;
     const auto copy = [&](int start, int stage) {
       query_rows.Copy(memory + at.other_x + stage * C::kStep * x_bytes, start, low, high, p.dim,
                       C::kDim);
       gradient_rows.Copy(memory + at.other_y + stage * C::kStep * y_bytes, start, low, high,
                          p.value_dim, C::kValueDim);
-      query_words.Copy(memory + at.words + stage * word_count * C::kStep * 4, start, low, high);
+      const int words = word_count * C::kStep;
+      if (4 * Thread() < words) {
+        CopyAsync16(memory + at.words + 4 * stage * words + 16 * Thread(),
+                    p.query_words + static_cast<Int64>(first_tile + start / C::kStep) * words +
+                        4 * Thread(),
+                    16);
+      }
       CopyCommit();
     };
-    const int first_tile = (b * p.heads + h) * tiles;
     if (C::kStages == 2 && first < high) copy(first, 0);
     int stage = 0;
     for (int start = first; start < high; start += C::kStep) {
@@ -370,13 +375,21 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       const unsigned char* const x_tile = memory + at.other_x + stage * C::kStep * x_bytes;
       const unsigned char* const y_tile = memory + at.other_y + stage * C::kStep * y_bytes;
       const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
+      if (C::kParts & 4) RequestNextTile<C>(copy, start, high, stage);
       float s[kPairs][4] = {};
       float dp[kPairs][4] = {};
       const Operand none[1] = {};
       MultiplyRows<C, true>(s, none, memory + at.own_x, x_tile, C::kDim);
-      RequestNextTile<C>(copy, start, high, stage);
+      if (!(C::kParts & 4)) RequestNextTile<C>(copy, start, high, stage);
       MultiplyRows<C, true>(dp, none, memory + at.own_y, y_tile, C::kValueDim);
       bool any_near = false;
+      // Column d of the difference of a query of the tile and an own key.
+      const auto difference_of = [&](int row, int column, int d) {
+        const auto element = [&](const unsigned char* rows, int r) {
+          return Widen<C>(LoadShared<uint16>(rows + r * x_bytes + 2 * d));
+        };
+        return element(x_tile, column) - element(memory + at.own_x, first_row - begin + row);
+      };
       // The near pairs of a row tile. Few tiles have any, so they are in shared memory.
       const auto near_word = [&](int t) {
         return memory + at.near + 4 * (t * 32 * C::kWarps + Thread());
@@ -403,13 +416,22 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
         for (int t = 0; t < C::kRowTiles; ++t) {
           is_near = ConvertProducts<C>(s + t * (C::kStep / 8), norms_of(t)) || is_near;
         }
-        any_near = AnyOfWarp(is_near);
+        any_near = (C::kParts & 16) == 0 && AnyOfWarp(is_near);
         if (any_near) {
 #pragma unroll
           for (int t = 0; t < C::kRowTiles; ++t) {
-            StoreShared<uint32>(near_word(t), RecomputeNear<C, true>(s + t * (C::kStep / 8), p,
-                                                                     head, first_row + 16 * t,
-                                                                     start + pair, norms_of(t)));
+            const auto distance_of = [&](int row, int column, float& g) {
+              const int j = first_row + 16 * t + row;
+              const unsigned char* const word = words + 4 * (pair + column);
+              if (j < LoadShared<int>(word) || j >= LoadShared<int>(word + 4 * C::kStep)) {
+                return false;
+              }
+              g = SumOfSquares(
+                  p.dim, [&](int d) { return difference_of(16 * t + row, pair + column, d); });
+              return true;
+            };
+            StoreShared<uint32>(near_word(t),
+                                RecomputeNear<C>(s + t * (C::kStep / 8), norms_of(t), distance_of));
           }
         }
       }
@@ -437,7 +459,8 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       // functions of pairs with products, because no branch is between them.
       const auto differentiate_pairs = [&](auto plain) {
         // Whether rounded weights are multiplied as soon as they are known.
-        const bool kAtOnce = plain.value && C::kType != 2;
+        constexpr bool kLate = !IsDistance<F>() || (C::kParts & 1) != 0;
+        const bool kAtOnce = plain.value && C::kType != 2 && (C::kParts & 2) == 0;
         float halves[GNOMON_SIZE(Most(1, Sums::TermCount()), kMostTerms)][2];
         float own[kRows][3] = {};
 #pragma unroll
@@ -511,7 +534,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
           if (!kAtOnce) continue;
           store_slopes(n / 2);
           add_values(n / 2);
-          if (IsDistance<F>()) add_tokens(n / 2);
+          if (!kLate) add_tokens(n / 2);
         }
         if (C::kType == 2) {
           const float shrink = scale.Apply(dp);
@@ -527,9 +550,11 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
             if (any_near) {
 #pragma unroll
               for (int t = 0; t < C::kRowTiles; ++t) {
-                AddDifferences<C, true>(dx + t * (C::kDim / 8), dp + t * (C::kStep / 8),
-                                        LoadShared<uint32>(near_word(t)), p, b, key_head, h,
-                                        first_row + 16 * t, start, 0);
+                AddNear<C>(dx + t * (C::kDim / 8), dp + t * (C::kStep / 8),
+                           LoadShared<uint32>(near_word(t)), 0, p.dim,
+                           [&](int row, int column, int d) {
+                             return difference_of(16 * t + row, column, d);
+                           });
               }
 #pragma unroll
               for (int k = 0; k < C::kStep / 16; ++k) RoundWeights<C>(rounded, dp, k);
@@ -538,7 +563,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
 #pragma unroll
           for (int k = 0; k < C::kStep / 16; ++k) {
             add_values(k);
-            if (IsDistance<F>()) add_tokens(k);
+            if (!kLate) add_tokens(k);
           }
         }
 #pragma unroll
@@ -578,7 +603,8 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
         SumSlopes<C>(of_queries[0], memory + at.scores, (Thread() & 32) / 32, (Thread() & 64) / 64);
         if (C::kType == 2) MultiplyAll(of_queries, 1, scale.Inverse());
         AddToSums(to.Weights(warp), 0, of_queries[0]);
-      } else {
+      }
+      if (!IsDistance<F>() || (C::kParts & 1) != 0) {
 #pragma unroll
         for (int k = 0; k < C::kStep / 16; ++k) add_tokens(k);
       }

@@ -267,12 +267,11 @@ class TileWords {
       add(p_.low, in_batch);
       add(p_.high, in_batch);
       add(p_.shift, row);
-      if (C::kOnePass == 0) add(p_.inverse, row);
+      add(p_.inverse, row);
       add(p_.delta, row);
 #pragma unroll
       for (int s = 0; s < F::kRowScalars; ++s) add(p_.row_scalars, s * rows + row);
       if (IsDistance<F>()) add(p_.norm_x, row);
-      if (IsDistance<F>() && C::kOnePass != 0) add(p_.near_share, row);
       if (C::kTemperature != 0) add(p_.temperature, row);
       if (C::kKeyBias == 2) add(p_.key_bias_base, row);
       if (C::kSegments != 0) add(p_.query_segments, in_batch);
@@ -414,12 +413,29 @@ GNOMON_DEVICE bool ConvertProducts(float (*s)[4], const NormsOfPair& norms) {
   return !(least > 0);
 }
 
-// Recomputes near distances from token differences if their pairs are visible. The thread's pairs
-// combine rows `own` and own + 8 with rows other + 8 n and other + 8 n + 1. With `kKeys`, the
-// block's own rows are keys. Returns the pairs that were recomputed, as bits 4 n + e.
-template <class C, bool kKeys, class NormsOfPair>
-GNOMON_DEVICE uint32 RecomputeNear(float (*s)[4], const Parameters& p, const HeadTerms& head,
-                                   int own, int other, const NormsOfPair& norms) {
+// The sum of the squares of difference(d) for d < count. Uses Kahan summation, because scores are
+// large multiples of the distance.
+template <class Difference>
+GNOMON_DEVICE float SumOfSquares(int count, const Difference& difference_at) {
+  float sum = 0;
+  float beyond = 0;
+#pragma unroll 1
+  for (int d = 0; d < count; ++d) {
+    const float difference = difference_at(d);
+    const float addend = Fma(difference, difference, -beyond);
+    const float next = sum + addend;
+    beyond = (next - sum) - addend;
+    sum = next;
+  }
+  return sum;
+}
+
+// Recomputes near distances from token differences if their pairs are visible. distance_of(row,
+// column, g) does so for rows and columns relative to the thread's first pair, and returns whether
+// the pair is visible. Returns the pairs that were recomputed, as bits 4 n + e.
+template <class C, class NormsOfPair, class DistanceOfPair>
+GNOMON_DEVICE uint32 RecomputeNear(float (*s)[4], const NormsOfPair& norms,
+                                   const DistanceOfPair& distance_of) {
   uint32 near = 0;
 #pragma unroll
   for (int n = 0; n < C::kStep / 8; ++n) {
@@ -431,28 +447,9 @@ GNOMON_DEVICE uint32 RecomputeNear(float (*s)[4], const Parameters& p, const Hea
   uint32 anew = 0;
   for (int place = 0; near != 0; ++place, near >>= 1) {
     if ((near & 1) == 0) continue;
-    const int mine = own + RowOf(place);
-    const int theirs = other + ColumnOf(place);
-    const int i = kKeys ? theirs : mine;
-    const int j = kKeys ? mine : theirs;
-    if (i >= p.queries) continue;
-    const Int64 row = static_cast<Int64>(head.b) * p.queries + i;
-    if (j < p.low[row] || j >= p.high[row]) continue;
-    anew |= 1u << place;
-    const Head x = HeadOf<C>(p.x, head.b, head.h);
-    const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
-    // Uses Kahan summation, because scores are large multiples of the distance.
     float g = 0;
-    float beyond = 0;
-#pragma unroll 1
-    for (int d = 0; d < p.dim; ++d) {
-      const float difference =
-          LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
-      const float addend = Fma(difference, difference, -beyond);
-      const float sum = g + addend;
-      beyond = (sum - g) - addend;
-      g = sum;
-    }
+    if (!distance_of(RowOf(place), ColumnOf(place), g)) continue;
+    anew |= 1u << place;
 #pragma unroll
     for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
@@ -464,11 +461,28 @@ GNOMON_DEVICE uint32 RecomputeNear(float (*s)[4], const Parameters& p, const Hea
   return anew;
 }
 
-// Converts products like ConvertProducts(), and then calls RecomputeNear() if necessary.
+// Converts products like ConvertProducts(), and recomputes near distances from the tokens in global
+// memory. The thread's pairs combine rows `own` and own + 8 with rows other + 8 n and
+// other + 8 n + 1. With `kKeys`, the block's own rows are keys. Returns the pairs that were
+// recomputed, as bits 4 n + e.
 template <class C, bool kKeys, class NormsOfPair>
 GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadTerms& head, int own,
                                  int other, const NormsOfPair& norms) {
-  return ConvertProducts<C>(s, norms) ? RecomputeNear<C, kKeys>(s, p, head, own, other, norms) : 0;
+  if (!ConvertProducts<C>(s, norms)) return 0;
+  const auto distance_of = [&](int own_row, int other_row, float& g) {
+    const int i = kKeys ? other + other_row : own + own_row;
+    const int j = kKeys ? own + own_row : other + other_row;
+    if (i >= p.queries) return false;
+    const Int64 row = static_cast<Int64>(head.b) * p.queries + i;
+    if (j < p.low[row] || j >= p.high[row]) return false;
+    const Head x = HeadOf<C>(p.x, head.b, head.h);
+    const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
+    g = SumOfSquares(p.dim, [&](int d) {
+      return LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
+    });
+    return true;
+  };
+  return RecomputeNear<C>(s, norms, distance_of);
 }
 
 // The queries [low, high) that may attend to keys [begin, end), and the keys [own_low, own_high)

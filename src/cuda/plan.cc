@@ -308,7 +308,7 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
 void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   c.kWarps = 4;
   c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 ? 2 : 1;
-  c.kStep = 32;
+  c.kStep = kOnePassStep;
   c.kStages = 2;
   c.kOwn = 0;
   c.kColumns = c.kDim;
@@ -318,15 +318,17 @@ void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   const int terms =
       QueryTerms(function_.row_scalars, function_.head_scalars, distance_, Int(c.kHeadSums));
   const int64_t sums = tiles * SumsOfTile(Int(c.kDim), Int(c.kStep), distance_, terms);
-  p_.query_sums_size = sums + tiles + 1;
+  p_.query_word_count = QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 1);
+  const int64_t words = tiles * p_.query_word_count * c.kStep;
+  p_.query_sums_size = sums + words + tiles + 1;
   p_.query_sums = context_.New<float>(Size(p_.query_sums_size));
-  p_.turns = reinterpret_cast<int*>(p_.query_sums + sums);
+  p_.query_words = p_.query_sums + sums;
+  p_.turns = reinterpret_cast<int*>(p_.query_words + words);
   p_.tickets = p_.turns + tiles;
-  if (distance_) p_.near_share = context_.New<float>(Size(context_.rows()));
-  PrepareDelta(context_.heads(), /*one_pass=*/true);
   const Constants rows = context_.OfRows();
   context_.Launch("clear_sums", rows, Up(p_.query_sums_size, kClearedWords * 32 * rows.kWarps), 1,
                   0);
+  PrepareDelta(context_.heads(), /*one_pass=*/true);
   const SharedLayout layout =
       OnePassLayout(context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep),
                     Int(c.kStages), QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 1),

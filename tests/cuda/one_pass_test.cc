@@ -81,8 +81,8 @@ std::vector<OnePassCase> OnePassCases() {
   // Gradients with respect to weights are large and nearly equal, so that the rounding errors of
   // deltas are, too.
   cases.push_back(
-      {"Offset_laplacian", {.shape = shape}, "laplacian", Element::kBFloat16, true, 0, 64});
-  cases.push_back({"Offset_umbral", {.shape = shape}, "umbral", Element::kFloat16, false, 0, 64});
+      {"Offset_laplacian", {.shape = shape}, "laplacian", Element::kBFloat16, true, 0, 8});
+  cases.push_back({"Offset_umbral", {.shape = shape}, "umbral", Element::kFloat16, false, 0, 4});
   return cases;
 }
 
