@@ -345,8 +345,8 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   }
   for (int h = key_head * p.group; h < (key_head + 1) * p.group; ++h) {
     const HeadTerms head = LoadHead<F, C>(p, b, h);
-    TileRows<C> query_rows(p.x, b, h, first, C::kDim, (C::kParts & 8) == 0);
-    TileRows<C> gradient_rows(p.d_o, b, h, first, C::kValueDim, (C::kParts & 8) == 0);
+    TileRows<C> query_rows(p.x, b, h, first, C::kDim);
+    TileRows<C> gradient_rows(p.d_o, b, h, first, C::kValueDim);
     const int first_tile = (b * p.heads + h) * tiles;
     const auto copy = [&](int start, int stage) {
       query_rows.Copy(memory + at.other_x + stage * C::kStep * x_bytes, start, low, high, p.dim,
@@ -375,12 +375,13 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       const unsigned char* const x_tile = memory + at.other_x + stage * C::kStep * x_bytes;
       const unsigned char* const y_tile = memory + at.other_y + stage * C::kStep * y_bytes;
       const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
-      if (C::kParts & 4) RequestNextTile<C>(copy, start, high, stage);
+      // The order of requests and products is faster in the model (benchmarks/cuda_model.py).
+      if (IsDistance<F>()) RequestNextTile<C>(copy, start, high, stage);
       float s[kPairs][4] = {};
       float dp[kPairs][4] = {};
       const Operand none[1] = {};
       MultiplyRows<C, true>(s, none, memory + at.own_x, x_tile, C::kDim);
-      if (!(C::kParts & 4)) RequestNextTile<C>(copy, start, high, stage);
+      if (!IsDistance<F>()) RequestNextTile<C>(copy, start, high, stage);
       MultiplyRows<C, true>(dp, none, memory + at.own_y, y_tile, C::kValueDim);
       bool any_near = false;
       // Column d of the difference of a query of the tile and an own key.
@@ -416,7 +417,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
         for (int t = 0; t < C::kRowTiles; ++t) {
           is_near = ConvertProducts<C>(s + t * (C::kStep / 8), norms_of(t)) || is_near;
         }
-        any_near = (C::kParts & 16) == 0 && AnyOfWarp(is_near);
+        any_near = AnyOfWarp(is_near);
         if (any_near) {
 #pragma unroll
           for (int t = 0; t < C::kRowTiles; ++t) {
@@ -459,8 +460,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       // functions of pairs with products, because no branch is between them.
       const auto differentiate_pairs = [&](auto plain) {
         // Whether rounded weights are multiplied as soon as they are known.
-        constexpr bool kLate = !IsDistance<F>() || (C::kParts & 1) != 0;
-        const bool kAtOnce = plain.value && C::kType != 2 && (C::kParts & 2) == 0;
+        const bool kAtOnce = plain.value && IsDistance<F>() && C::kType != 2;
         float halves[GNOMON_SIZE(Most(1, Sums::TermCount()), kMostTerms)][2];
         float own[kRows][3] = {};
 #pragma unroll
@@ -534,7 +534,6 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
           if (!kAtOnce) continue;
           store_slopes(n / 2);
           add_values(n / 2);
-          if (!kLate) add_tokens(n / 2);
         }
         if (C::kType == 2) {
           const float shrink = scale.Apply(dp);
@@ -561,10 +560,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
             }
           }
 #pragma unroll
-          for (int k = 0; k < C::kStep / 16; ++k) {
-            add_values(k);
-            if (!kLate) add_tokens(k);
-          }
+          for (int k = 0; k < C::kStep / 16; ++k) add_values(k);
         }
 #pragma unroll
         for (int m = 0; m < term_count; ++m) {
@@ -586,6 +582,13 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       if (C::kType == 2) {
         MultiplyAll(sums, 2 * ColumnGroups<C>() * (C::kStep / 16), scale.Inverse());
       }
+      if constexpr (IsDistance<F>()) {
+        // Each warp sums half of the weights of 16 queries.
+        float of_queries[1][4] = {};
+        SumSlopes<C>(of_queries[0], memory + at.scores, (Thread() & 32) / 32, (Thread() & 64) / 64);
+        if (C::kType == 2) MultiplyAll(of_queries, 1, scale.Inverse());
+        AddToSums(to.Weights(warp), 0, of_queries[0]);
+      }
       float* const of_warp = to.Gradients(0, 16 * warp);
 #pragma unroll
       for (int group = 0; group < ColumnGroups<C>(); ++group) {
@@ -597,17 +600,6 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
                     sums[group * (C::kStep / 8) + n]);
         }
       }
-      if constexpr (IsDistance<F>()) {
-        // Each warp sums half of the weights of 16 queries.
-        float of_queries[1][4] = {};
-        SumSlopes<C>(of_queries[0], memory + at.scores, (Thread() & 32) / 32, (Thread() & 64) / 64);
-        if (C::kType == 2) MultiplyAll(of_queries, 1, scale.Inverse());
-        AddToSums(to.Weights(warp), 0, of_queries[0]);
-      }
-      if (!IsDistance<F>() || (C::kParts & 1) != 0) {
-#pragma unroll
-        for (int k = 0; k < C::kStep / 16; ++k) add_tokens(k);
-      }
       for (int m = warp; m < term_count; m += C::kWarps) {
         float sum = 0;
 #pragma unroll
@@ -617,6 +609,8 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
         }
         AddToSum(to.Term(m, lane), sum);
       }
+#pragma unroll
+      for (int k = 0; k < C::kStep / 16; ++k) add_tokens(k);
       if (C::kStages == 2) stage ^= 1;
     }
     // The next head's first tile overwrites the last one.

@@ -307,7 +307,8 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
 
 void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   c.kWarps = 4;
-  c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 ? 2 : 1;
+  // Many scalars also need registers.
+  c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 && Scalars() <= 4 ? 2 : 1;
   c.kStep = kOnePassStep;
   c.kStages = 2;
   c.kOwn = 0;
