@@ -1,8 +1,9 @@
 """Predicts the speed of CUDA kernels without a GPU.
 
-``python benchmarks/cuda_model.py [KERNEL...]`` compiles the kernels of plain causal calls in bf16
-(``gnomon_write_cubins``), finds the common path through each main loop (``sass.py``), and lets the
-warps that one multiprocessor holds run this path in a model:
+``python benchmarks/cuda_model.py [KERNEL...]`` compiles the kernels of causal calls in bf16
+(``gnomon_write_cubins``): plain calls, also with gradients of factors, and calls with a bias, whose
+backward pass takes two passes. It finds the common path through each main loop (``sass.py``), and
+lets the warps that one multiprocessor holds run this path in a model:
 
 - Each of four schedulers issues at most one instruction per cycle.
 - The stall counts and scoreboards in the machine code decide when a warp may go on.
@@ -414,7 +415,7 @@ def main() -> int:
             continue
         blocks = sass.resident_blocks(kernel)
         kind, function, dim = kernel["kernel"].split("-")
-        turn = options.turn if kind == "backward" else 0
+        turn = options.turn if kind in {"backward", "backward_factor"} else 0
         warps = kernel["threads"] // 32 - kernel["producers"]
         found = predict(path, options.capability, blocks, warps, turn)
         cycles = found.cycles / (kernel["rows"] * kernel["step"])
@@ -436,7 +437,7 @@ def main() -> int:
 
 
 def ratio(kind: str, dim: int, cycles: float, capability: int) -> str:
-    key = (kind.removesuffix("_hopper"), dim)
+    key = (kind.removesuffix("_factor").removesuffix("_hopper"), dim)
     reference = FLASH_ATTENTION.get(key) if capability == 90 else None
     return "" if reference is None else f"{cycles / reference:.2f}"
 

@@ -38,7 +38,7 @@ constexpr Form kForms[] = {
     {"AllWide", Element::kBFloat16, 128, true, true, true, false, true},
     {"AllWideFp32", Element::kFloat32, 128, true, true, true, false, true},
     {"Tables", Element::kBFloat16, 64, false, false, false, true, true},
-    // The backward pass of inner products takes one pass.
+    // Without gradients of factors.
     {"OnePass", Element::kBFloat16, 64, false, false, false, false, false, 64, false},
     {"OnePassWide", Element::kBFloat16, 128, false, false, false, false, false, 64, false},
 };

@@ -21,7 +21,6 @@ const bool kAdded = [] {
   testing::AddEmulatedKernel("add_up_all", "", AddUpAll<Constants>);
   testing::AddEmulatedKernel("multiply", "", Multiply<Constants>);
   testing::AddEmulatedKernel("clear_sums", "", ClearSums<Constants>);
-  testing::AddEmulatedKernel("round_sums", "", RoundSums<Constants>);
   testing::AddEmulatedKernel("clear_pairs", "", ClearPairs<Constants>);
   return true;
 }();

@@ -1,8 +1,10 @@
-// Compiles the kernels of plain causal calls in bf16 (64 query heads on one key head), with and
-// without gradients of factors, and describes each in one line of JSON:
+// Compiles the kernels of causal calls in bf16 (64 query heads on one key head) and describes each
+// in one line of JSON:
 //   gnomon_write_cubins FOLDER CAPABILITY [KERNEL...]
 // Writes FOLDER/KERNEL.sm_CAPABILITY.cubin; a kernel is named "forward-dot-64" after its pass, pair
-// function and head dimension. Without KERNEL, writes all.
+// function and head dimension. Calls are plain, with gradients of factors ("backward_factor") and
+// without them, or have an offset bias, with which the backward pass takes two passes
+// ("backward_queries" and "backward_keys"). Without KERNEL, writes all.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -57,20 +59,24 @@ void Run(const std::vector<std::string>& words) {
     for (const int64_t dim : {64, 128}) {
       const auto write = [&](const Form& form, Passes passes) {
         for (const LaunchedKernel& kernel : KernelsOf(FindPairFunction(name), form, passes)) {
-          if (kernel.name.definition.empty()) continue;
-          const std::string label = kernel.name.kind + "-" + name + "-" + std::to_string(dim);
+          std::string kind = kernel.name.kind;
+          if (!kind.starts_with("forward") && !kind.starts_with("backward")) continue;
+          if (kind == "backward" && form.factor) kind += "_factor";
+          const std::string label = kind + "-" + name + "-" + std::to_string(dim);
           if (!chosen.empty() && std::ranges::find(chosen, label) == chosen.end()) continue;
           if (!written.insert(label).second) continue;
           Write(words[0], std::stoi(words[1]), kernel, label);
         }
       };
-      Form form{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
-      for (const bool factor : {true, false}) {
-        form.factor = factor;
-        write(form, Passes::kBoth);
-      }
-      form.hopper = true;
-      if (words[1] == "90") write(form, Passes::kForward);
+      const Form plain{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
+      Form fixed = plain;
+      fixed.factor = false;
+      Form biased = plain;
+      biased.bias = true;
+      for (const Form& form : {plain, fixed, biased}) write(form, Passes::kBoth);
+      Form hopper = plain;
+      hopper.hopper = true;
+      if (words[1] == "90") write(hopper, Passes::kForward);
     }
   }
   if (!chosen.empty() && written.size() != chosen.size()) {
