@@ -1,9 +1,8 @@
 """Predicts the speed of CUDA kernels without a GPU.
 
-``python benchmarks/cuda_model.py [KERNEL...]`` compiles the kernels of causal calls in bf16
-(``gnomon_write_cubins``): plain calls, also with gradients of factors, and calls with a bias, whose
-backward pass takes two passes. It finds the common path through each main loop (``sass.py``), and
-lets the warps that one multiprocessor holds run this path in a model:
+``python benchmarks/cuda_model.py [KERNEL...]`` compiles the kernels of plain causal calls in bf16
+(``gnomon_write_cubins``), finds the common path through each main loop (``sass.py``), and lets the
+warps that one multiprocessor holds run this path in a model:
 
 - Each of four schedulers issues at most one instruction per cycle.
 - The stall counts and scoreboards in the machine code decide when a warp may go on.
@@ -437,8 +436,9 @@ def main() -> int:
 
 
 def ratio(kind: str, dim: int, cycles: float, capability: int) -> str:
-    key = (kind.removesuffix("_factor").removesuffix("_hopper"), dim)
-    reference = FLASH_ATTENTION.get(key) if capability == 90 else None
+    for variant in ("_factor", "_split", "_hopper"):
+        kind = kind.removesuffix(variant)
+    reference = FLASH_ATTENTION.get((kind, dim)) if capability == 90 else None
     return "" if reference is None else f"{cycles / reference:.2f}"
 
 

@@ -266,6 +266,7 @@ def copies_of(kernel: dict[str, Any]) -> int:
 #: The number of matrix products of two tiles, by the kernel's pass.
 TILE_PRODUCTS = {
     "forward": 2,
+    "forward_split": 3,
     "backward_queries": 3,
     "backward_keys": 4,
     "backward": 5,
@@ -281,7 +282,8 @@ def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | No
     kind, function, dim = kernel["kernel"].split("-")
     if kernel["producers"] > 0:
         # One instruction multiplies 16 columns of all rows, or 16 rows by all columns.
-        products = (kernel["step"] + int(dim)) // 16
+        outputs = 2 if kind.endswith("_split") else 1
+        products = (outputs * kernel["step"] + int(dim)) // 16
     else:
         # One instruction multiplies 16 rows by 16 columns, for 8 rows of the other tile.
         parts = kernel["rows"] // 16 * (kernel["step"] // 16)

@@ -23,6 +23,8 @@
 //   kRelativeKeys, kRelativeValues
 //   kRelativeSums whether a pass over keys accumulates the sums for their gradients
 //   kParts        whether results cover a part of the keys and are merged later
+//   kSplit        whether 16-bit weights of the forward pass are split into two numbers each, so
+//                 that outputs have the precision of fp32
 //   kHides        whether a tile may hold hidden keys with non-finite values
 //   kBiasGradient whether the bias gradient is computed
 //   kHeadSums     whether gradients of head scalars or temperatures are computed
@@ -52,6 +54,7 @@
   X(kRelativeValues)             \
   X(kRelativeSums)               \
   X(kParts)                      \
+  X(kSplit)                      \
   X(kHides)                      \
   X(kBiasGradient)               \
   X(kHeadSums)                   \
@@ -77,11 +80,11 @@ constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segme
 }
 
 // The backward pass in one pass: the numbers per query that it sums in addition to the gradients of
-// tokens. For distances or scalars of queries, they are the sum of df, which is ds times the
-// factor, and the sums for the gradients of the scalars. With `head_sums`, these follow: the sum of
-// ds, and the sums of ds and of weights times f and times the slopes of head scalars.
+// tokens. They are the gradients of the scalars of queries or, for distances without such scalars,
+// the sum of df, which is ds times the factor. With `head_sums`, these follow: the sum of ds, and
+// the sums of ds and of weights times f and times the slopes of head scalars.
 constexpr int SlopeTerms(int row_scalars, bool distance) {
-  return distance || row_scalars > 0 ? 1 + row_scalars : 0;
+  return row_scalars > 0 ? row_scalars : distance ? 1 : 0;
 }
 constexpr int QueryTerms(int row_scalars, int head_scalars, bool distance, int head_sums) {
   return SlopeTerms(row_scalars, distance) + head_sums * (3 + 2 * head_scalars);

@@ -106,6 +106,8 @@ struct TileSums {
            cuda::SumsOfWeights(C::kStep, IsDistance<F>()) + n * C::kStep + query;
   }
   static constexpr int kSlopeTerms = cuda::SlopeTerms(F::kRowScalars, IsDistance<F>());
+  // Whether the sum of df is a term.
+  static constexpr bool kBalances = IsDistance<F>() && F::kRowScalars == 0;
   GNOMON_DEVICE static constexpr int TermCount() {
     return cuda::QueryTerms(F::kRowScalars, F::kHeadScalars, IsDistance<F>(), C::kHeadSums);
   }
@@ -270,7 +272,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   constexpr int kPairs = GNOMON_SIZE(C::kRowTiles * C::kStep / 8, 16);
   constexpr int kRows = GNOMON_SIZE(2 * C::kRowTiles, 4);
   using Sums = TileSums<F, C>;
-  constexpr int kMostTerms = 1 + 3 + 3 + 2 * 3;
+  constexpr int kMostTerms = 3 + 3 + 2 * 3;
   const int term_count = Sums::TermCount();
   constexpr int kOwnWords = cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), 0, 0);
   const int rows_in_block = RowsInBlock<C>();
@@ -501,10 +503,10 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
                   d_own[r][m] = Fma(df, d.b[m], d_own[r][m]);
                 }
                 const auto term = [&](int m) -> float& { return terms[m][n % 2 * 2 + c]; };
-                if (Sums::kSlopeTerms > 0) term(0) += df;
+                if (Sums::kBalances) term(0) += df;
 #pragma unroll
                 for (int m = 0; m < F::kRowScalars; ++m) {
-                  term(1 + m) = Fma(df, d.a[m], term(1 + m));
+                  term(m) = Fma(df, d.a[m], term(m));
                 }
                 if (C::kHeadSums != 0) {
                   constexpr int kAtDs = Sums::kSlopeTerms;
@@ -678,9 +680,10 @@ GNOMON_DEVICE void ClearSums(const Parameters& p) {
   }
 }
 
-// Computes the gradients of queries and factors from the sums, with one warp per 16 queries of each
-// head. A row's ds add up to its dlse, except for the rounding error of delta. This excess is
-// assigned to the row's top key, so that it is not multiplied by the slope that all keys share.
+// Computes the gradients of queries, their scalars and factors from the sums, with one warp per 16
+// queries of each head. A row's ds add up to its dlse, except for the rounding error of delta. For
+// distances without scalars, this excess is assigned to the row's top key, so that it is not
+// multiplied by the slope that all keys share. With scalars, deltas are precise (kSplit).
 template <class F, class C>
 GNOMON_DEVICE void FinishQueries(const Parameters& p) {
   using Sums = TileSums<F, C>;
@@ -713,7 +716,7 @@ GNOMON_DEVICE void FinishQueries(const Parameters& p) {
       const int i = begin + lane / 4 + 8 * r;
       const bool exists = i < p.queries;
       Derivative slopes{};
-      if constexpr (IsDistance<F>() || F::kRowScalars > 0) {
+      if constexpr (Sums::kBalances) {
         const Query query = exists ? LoadQuery<F, C>(p, head, i) : Query{};
         slopes = TopSlopes<F, C>(p, head, query, i);
       }
@@ -722,16 +725,16 @@ GNOMON_DEVICE void FinishQueries(const Parameters& p) {
       const auto term = [&](int n) { return *sums.Term(n, i % C::kStep); };
       const bool sees = p.inverse[row] != 0;
       const float d_lse = sees && p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
-      float beyond = 0;
-      if (Sums::kSlopeTerms > 0) beyond = term(0) - head.factor * d_lse;
-      excess[r] = beyond * slopes.g;
-      top[r] = TopKey(p, head, i);
+      if (Sums::kBalances) {
+        excess[r] = (term(0) - head.factor * d_lse) * slopes.g;
+        top[r] = TopKey(p, head, i);
+      }
       if (lane % 4 != 0) continue;
       const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
       if (p.d_row != nullptr) {
 #pragma unroll
         for (int m = 0; m < F::kRowScalars; ++m) {
-          p.d_row[m * rows + row] = term(1 + m) - beyond * slopes.a[m];
+          p.d_row[m * rows + row] = term(m);
         }
       }
       if (C::kHeadSums == 0 || p.d_factor_rows == nullptr) continue;

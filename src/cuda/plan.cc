@@ -53,16 +53,21 @@ void Plan::Forward(const Output& out) {
   p_.exact_o = out.exact_o;
   p_.lse = out.lse;
   p_.statistics = out.statistics;
+  // The gradients of scalars add up slopes that the pairs of a row or column share. The rounding
+  // errors of weights in delta, which one pass does not balance, would dominate them.
+  const bool splits = p_.exact_o != nullptr && FitsOnePass() &&
+                      function_.row_scalars + function_.column_scalars > 0;
   const bool has_values = features_.kRelativeValues != 0;
   // Relative values are added to the unrounded results later.
   if (has_values && p_.exact_o == nullptr) {
     p_.exact_o = context_.New<float>(Size(context_.rows() * n_.value_dim));
   }
   if (RunsOnHopper()) {
-    ForwardOnHopper();
+    ForwardOnHopper(splits);
     return;
   }
   Constants c = features_;
+  c.kSplit = splits ? 1 : 0;
   c.kBiasGradient = 0;
   c.kColumns = 0;
   const int64_t bytes = std::max(c.kDim, c.kValueDim) * BytesOf(context_.Type());
@@ -140,8 +145,9 @@ bool Plan::RunsOnHopper() const {
          16 * blocks <= 9 * Up(n_.queries, 64) && context_.IsHopper();
 }
 
-void Plan::ForwardOnHopper() {
+void Plan::ForwardOnHopper(bool splits) {
   Constants c = features_;
+  c.kSplit = splits ? 1 : 0;
   c.kDim = Up(n_.dim, 64) * 64;
   c.kValueDim = Up(n_.value_dim, 64) * 64;
   c.kProducers = 4;
@@ -235,14 +241,17 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   relative_.Sum(gradient);
 }
 
-bool Plan::RunsInOnePass(const Gradient& gradient) const {
-  // With unrounded outputs, the deltas are nearly balanced. Blocks would wait forever if the
-  // caller's key rows, which are not checked, did not ascend.
+bool Plan::FitsOnePass() const {
+  // Blocks would wait forever if the caller's key rows, which are not checked, did not ascend.
   const int64_t most = function_.head_scalars == 0 ? kMostOnePass : kMostOnePassWithScalars;
   return context_.Type() != static_cast<int>(Element::kFloat32) &&
          function_.input != PairInput::kNone && Terms() == 0 && features_.kBias == 0 &&
-         features_.kDim <= most && features_.kValueDim <= most && p_.exact_o != nullptr &&
-         p_.key_rows == nullptr && WantsKeys(gradient);
+         features_.kDim <= most && features_.kValueDim <= most && p_.key_rows == nullptr;
+}
+
+bool Plan::RunsInOnePass(const Gradient& gradient) const {
+  // With unrounded outputs, the deltas are nearly balanced.
+  return FitsOnePass() && p_.exact_o != nullptr && WantsKeys(gradient);
 }
 
 int Plan::Scalars() const {

@@ -329,6 +329,12 @@ GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b
   for (int e = 0; e < 4; ++e) c[e] += sum[e];
 }
 
+// The same with the lower halves of 16-bit numbers that ToLeft() split.
+template <class C>
+GNOMON_DEVICE void MultiplyAddLow(float (&c)[4], const Operand& a, const Operand& b, int half) {
+  Multiply<C>(c, a.low, b.high[2 * half], b.high[2 * half + 1]);
+}
+
 // The number of terms in the sum that one product computes.
 template <class C>
 GNOMON_DEVICE constexpr int Depth() {
@@ -379,7 +385,8 @@ GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_
   }
   Split<C>(b);
 }
-// Converts columns of sums, starting at column k Depth(), to a left operand.
+// Converts columns of sums, starting at column k Depth(), to a left operand. With kSplit, its lower
+// half has the rounding errors of 16-bit numbers.
 template <class C, int kTiles>
 GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
   if (C::kType != 0) {
@@ -387,6 +394,13 @@ GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
     a.high[1] = Pack<C>(c[2 * k][2], c[2 * k][3]);
     a.high[2] = Pack<C>(c[2 * k + 1][0], c[2 * k + 1][1]);
     a.high[3] = Pack<C>(c[2 * k + 1][2], c[2 * k + 1][3]);
+    if (C::kSplit == 0) return;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float (&of)[4] = c[2 * k + n / 2];
+      a.low[n] = Pack<C>(of[n % 2 * 2] - Widen<C>(static_cast<uint16>(a.high[n] & 0xffffu)),
+                         of[n % 2 * 2 + 1] - Widen<C>(static_cast<uint16>(a.high[n] >> 16)));
+    }
     return;
   }
   a.high[0] = BitsOf(c[k][0]);

@@ -89,6 +89,9 @@ GNOMON_DEVICE void AddSomeRows(float (&out)[kOutputs][4], const LeftOf& left_of,
     for (int t = 0; t < C::kRowTiles; ++t) {
       MultiplyAdd<C, false>(out[t * (count / 8) + 2 * d], left[t], right, 0);
       MultiplyAdd<C, false>(out[t * (count / 8) + 2 * d + 1], left[t], right, 1);
+      if (C::kSplit == 0) continue;
+      MultiplyAddLow<C>(out[t * (count / 8) + 2 * d], left[t], right, 0);
+      MultiplyAddLow<C>(out[t * (count / 8) + 2 * d + 1], left[t], right, 1);
     }
   }
 }

@@ -41,6 +41,10 @@ constexpr Form kForms[] = {
     // Without gradients of factors.
     {"OnePass", Element::kBFloat16, 64, false, false, false, false, false, 64, false},
     {"OnePassWide", Element::kBFloat16, 128, false, false, false, false, false, 64, false},
+    {"PlainWideFp16", Element::kFloat16, 128, false, false, false, false, false},
+    {"TwoPasses", Element::kBFloat16, 64, false, false, false, false, false, 2, true, false, false},
+    {"TwoPassesWide", Element::kFloat16, 128, false, false, false, false, false, 2, true, false,
+     false},
 };
 constexpr size_t kFormCount = std::size(kForms);
 

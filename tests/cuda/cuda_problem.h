@@ -220,11 +220,9 @@ inline double Unit(Element element) {
 // Like ExpectClose. Outputs and gradients with the type of tokens are rounded sums of numbers that
 // are rounded to the element type. Each of these numbers has an error of up to half an ulp; results
 // may differ by up to 6 such units, relative to the largest result. All other results are fp32 for
-// every element type. The backward pass in one pass does not balance deltas, which contain the
-// rounding errors of weights: with `one_pass`, gradients of scalars may differ by one unit.
+// every element type.
 inline void ExpectCloseTo(const Results<float>& actual, const Results<double>& expected,
-                          Element element, double rate = 0, double tolerance = 2e-5,
-                          bool one_pass = false) {
+                          Element element, double rate = 0, double tolerance = 2e-5) {
   const double rows = static_cast<double>(expected.at("lse").size()) /
                       std::max(1.0, static_cast<double>(expected.at("d_factor").size()));
   for (const auto& [name, values] : expected) {
@@ -232,24 +230,9 @@ inline void ExpectCloseTo(const Results<float>& actual, const Results<double>& e
     const double least = name == "d_factor" || name == "d_head" ? std::max(1e-2, 0.1 * rows) : 1e-2;
     const bool rounded = name == "o" || name == "d_x" || name == "d_y" || name == "d_v" ||
                          name == "d_relative_query";
-    const bool of_scalars = name == "d_row" || name == "d_column";
-    const double units = rounded                  ? 6 * Unit(element) / (1 - rate)
-                         : one_pass && of_scalars ? Unit(element)
-                                                  : 0;
+    const double units = rounded ? 6 * Unit(element) / (1 - rate) : 0;
     EXPECT_LE(Difference(actual.at(name), values, least), tolerance + units) << name;
   }
-}
-
-// The kinds of backward kernels that a call launched.
-inline std::vector<std::string> BackwardKinds(const EmulatedBackend& backend) {
-  std::vector<std::string> kinds;
-  for (const cuda::KernelName& name : backend.launched()) {
-    if (name.kind.starts_with("backward")) kinds.push_back(name.kind);
-  }
-  return kinds;
-}
-inline bool TookOnePass(const EmulatedBackend& backend) {
-  return BackwardKinds(backend) == std::vector<std::string>{"backward"};
 }
 
 inline const PairFunction& EmulatedPairFunction(std::string_view name) {

@@ -1,10 +1,11 @@
-// Compiles the kernels of causal calls in bf16 (64 query heads on one key head) and describes each
-// in one line of JSON:
+// Compiles the kernels of plain causal calls in bf16 (64 query heads on one key head) and describes
+// each in one line of JSON:
 //   gnomon_write_cubins FOLDER CAPABILITY [KERNEL...]
 // Writes FOLDER/KERNEL.sm_CAPABILITY.cubin; a kernel is named "forward-dot-64" after its pass, pair
-// function and head dimension. Calls are plain, with gradients of factors ("backward_factor") and
-// without them, or have an offset bias, with which the backward pass takes two passes
-// ("backward_queries" and "backward_keys"). Without KERNEL, writes all.
+// function and head dimension. Calls have gradients of factors ("backward_factor") or not, and
+// store unrounded outputs, for which the forward pass may split weights ("forward_split"), or not.
+// Without them, the backward pass takes two passes ("backward_queries" and "backward_keys").
+// Without KERNEL, writes all.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -62,6 +63,7 @@ void Run(const std::vector<std::string>& words) {
           std::string kind = kernel.name.kind;
           if (!kind.starts_with("forward") && !kind.starts_with("backward")) continue;
           if (kind == "backward" && form.factor) kind += "_factor";
+          if (ConstantOf(kernel.name, "kSplit") != 0) kind += "_split";
           const std::string label = kind + "-" + name + "-" + std::to_string(dim);
           if (!chosen.empty() && std::ranges::find(chosen, label) == chosen.end()) continue;
           if (!written.insert(label).second) continue;
@@ -71,12 +73,14 @@ void Run(const std::vector<std::string>& words) {
       const Form plain{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
       Form fixed = plain;
       fixed.factor = false;
-      Form biased = plain;
-      biased.bias = true;
-      for (const Form& form : {plain, fixed, biased}) write(form, Passes::kBoth);
-      Form hopper = plain;
-      hopper.hopper = true;
-      if (words[1] == "90") write(hopper, Passes::kForward);
+      Form rounded = plain;
+      rounded.exact = false;
+      for (const Form& form : {plain, fixed, rounded}) write(form, Passes::kBoth);
+      if (words[1] != "90") continue;
+      for (Form form : {plain, rounded}) {
+        form.hopper = true;
+        write(form, Passes::kForward);
+      }
     }
   }
   if (!chosen.empty() && written.size() != chosen.size()) {
