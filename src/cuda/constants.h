@@ -109,6 +109,7 @@ struct SharedLayout {
   int terms;             // one pass: each warp's sums over its rows
   int own_words;         // one pass: the words of KeyWords() for the block's own rows
   int near;              // one pass: each thread's near pairs
+  int own_weights;       // one pass, for distances: each thread's sums of weights of its rows
   int size;
 };
 
@@ -162,12 +163,15 @@ constexpr int kClearedWords = 8;
 // The layout of the backward pass in one pass. `scores` holds the score gradients of a tile, and
 // `bias` the state of the block's turn and each warp's largest weight (16 bytes each).
 constexpr SharedLayout OnePassLayout(int type, int dim, int value_dim, int rows, int step,
-                                     int stages, int words, int own_words, int warps, int terms) {
+                                     int stages, int words, int own_words, int warps, int terms,
+                                     bool distance) {
   SharedLayout at = LayoutOfOthers(type, dim, value_dim, rows, step, stages, words, 0, 0);
   at.own_words = at.bias + 32;
   at.terms = at.own_words + own_words * rows * 4;
+  // Near pairs take a word, and sums two numbers, per thread and 16 rows of its warp.
   at.near = at.terms + warps * terms * step * 4;
-  at.scores = at.near + 32 * warps * (rows / (16 * warps)) * 4;
+  at.own_weights = at.near + (distance ? 2 * rows * 4 : 0);
+  at.scores = at.own_weights + (distance ? 4 * rows * 4 : 0);
   at.own_x = at.scores + rows * RowBytes(type, step);
   at.own_y = at.own_x + rows * RowBytes(type, dim);
   at.size = at.own_y + rows * RowBytes(type, value_dim);

@@ -281,7 +281,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   const int word_count = WordCount<F, C, true>();
   const SharedLayout at =
       cuda::OnePassLayout(C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages,
-                          word_count, kOwnWords, C::kWarps, term_count);
+                          word_count, kOwnWords, C::kWarps, term_count, IsDistance<F>());
   unsigned char* const memory = SharedMemory();
   const int warp = Thread() / 32;
   const int lane = Thread() % 32;
@@ -326,11 +326,17 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   const int tiles = DivideUp(p.queries, C::kStep);
   float dx[GNOMON_SIZE(C::kRowTiles * C::kDim / 8, 32)][4] = {};
   float dy[GNOMON_SIZE(C::kRowTiles * C::kValueDim / 8, 32)][4] = {};
-  // The sums of the weights of differences (AddWeights()).
-  float own_weights[1][4] = {};
   float d_own[kRows][3] = {};
   BlockScale<C> scale(memory + at.bias + 16);
-  // The words of the block's own keys are in shared memory, to save registers.
+  // The sums of the weights of the thread's rows, for differences, and the words of the block's own
+  // keys are in shared memory, to save registers.
+  const auto own_weight = [&](int r) {
+    return memory + at.own_weights + 4 * (r * 32 * C::kWarps + Thread());
+  };
+  if (IsDistance<F>()) {
+#pragma unroll
+    for (int r = 0; r < 2 * C::kRowTiles; ++r) StoreShared<float>(own_weight(r), 0.0f);
+  }
   const auto own_word = [&](int n, int row) {
     return memory + at.own_words + 4 * (n * rows_in_block + row - begin);
   };
@@ -347,8 +353,10 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   }
   for (int h = key_head * p.group; h < (key_head + 1) * p.group; ++h) {
     const HeadTerms head = LoadHead<F, C>(p, b, h);
-    TileRows<C> query_rows(p.x, b, h, first, C::kDim);
-    TileRows<C> gradient_rows(p.d_o, b, h, first, C::kValueDim);
+    // With scalars, there are no registers for the addresses.
+    const bool advances = C::kRowTiles == 1 || F::kRowScalars + F::kColumnScalars == 0;
+    TileRows<C> query_rows(p.x, b, h, first, C::kDim, advances);
+    TileRows<C> gradient_rows(p.d_o, b, h, first, C::kValueDim, advances);
     const int first_tile = (b * p.heads + h) * tiles;
     const auto copy = [&](int start, int stage) {
       query_rows.Copy(memory + at.other_x + stage * C::kStep * x_bytes, start, low, high, p.dim,
@@ -377,13 +385,12 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       const unsigned char* const x_tile = memory + at.other_x + stage * C::kStep * x_bytes;
       const unsigned char* const y_tile = memory + at.other_y + stage * C::kStep * y_bytes;
       const unsigned char* const words = memory + at.words + stage * word_count * C::kStep * 4;
-      // The order of requests and products is faster in the model (benchmarks/cuda_model.py).
-      if (IsDistance<F>()) RequestNextTile<C>(copy, start, high, stage);
       float s[kPairs][4] = {};
       float dp[kPairs][4] = {};
       const Operand none[1] = {};
       MultiplyRows<C, true>(s, none, memory + at.own_x, x_tile, C::kDim);
-      if (!IsDistance<F>()) RequestNextTile<C>(copy, start, high, stage);
+      // This order of products and requests is the fastest in the model (benchmarks/cuda_model.py).
+      RequestNextTile<C>(copy, start, high, stage);
       MultiplyRows<C, true>(dp, none, memory + at.own_y, y_tile, C::kValueDim);
       bool any_near = false;
       // Column d of the difference of a query of the tile and an own key.
@@ -451,7 +458,6 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       const auto add_tokens = [&](int k) {
         const auto left_of = [&](int t) { return rounded[t * (C::kStep / 16) + k]; };
         AddSomeRows<C>(dx, left_of, x_tile, C::kDim, 0, C::kDim, k);
-        if (IsDistance<F>()) AddWeights<C>(own_weights[0], rounded, k);
       };
       const auto store_slopes = [&](int k) {
         RoundWeights<C>(rounded, dp, k);
@@ -464,17 +470,19 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
         // Whether rounded weights are multiplied as soon as they are known.
         const bool kAtOnce = plain.value && IsDistance<F>() && C::kType != 2;
         float halves[GNOMON_SIZE(Most(1, Sums::TermCount()), kMostTerms)][2];
-        float own[kRows][3] = {};
-#pragma unroll
-        for (int r = 0; r < 2 * C::kRowTiles; ++r) {
-#pragma unroll
-          for (int m = 0; m < F::kColumnScalars; ++m) {
-            own[r][m] = LoadShared<float>(own_word(m, first_row + 8 * r));
-          }
-        }
         float terms[GNOMON_SIZE(Most(1, Sums::TermCount()), kMostTerms)][4] = {};
 #pragma unroll
         for (int n = 0; n < C::kStep / 8; ++n) {
+          // Stores of slopes keep the compiler from reading them only once, which would take
+          // registers.
+          float own[kRows][3] = {};
+#pragma unroll
+          for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+#pragma unroll
+            for (int m = 0; m < F::kColumnScalars; ++m) {
+              own[r][m] = LoadShared<float>(own_word(m, first_row + 8 * r));
+            }
+          }
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             const int column = 8 * n + pair + c;
@@ -539,10 +547,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
         }
         if (C::kType == 2) {
           const float shrink = scale.Apply(dp);
-          if (shrink != 1.0f) {
-            MultiplyAll(dx, C::kRowTiles * C::kDim / 8, shrink);
-            MultiplyAll(own_weights, 1, shrink);
-          }
+          if (shrink != 1.0f) MultiplyAll(dx, C::kRowTiles * C::kDim / 8, shrink);
         }
         if (!kAtOnce) {
 #pragma unroll
@@ -613,6 +618,16 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
       }
 #pragma unroll
       for (int k = 0; k < C::kStep / 16; ++k) add_tokens(k);
+      if (IsDistance<F>()) {
+        float weights[4] = {};
+#pragma unroll
+        for (int k = 0; k < C::kStep / 16; ++k) AddWeights<C>(weights, rounded, k);
+#pragma unroll
+        for (int r = 0; r < 2 * C::kRowTiles; ++r) {
+          StoreShared<float>(own_weight(r), Fma(scale.Inverse(), weights[r % 2 * 2 + r / 2],
+                                                LoadShared<float>(own_weight(r))));
+        }
+      }
       if (C::kStages == 2) stage ^= 1;
     }
     // The next head's first tile overwrites the last one.
@@ -638,7 +653,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
             d_own[r][m];
       }
     }
-    const float sum = scale.Inverse() * own_weights[0][r % 2 * 2 + r / 2];
+    const float sum = IsDistance<F>() ? LoadShared<float>(own_weight(r)) : 0.0f;
 #pragma unroll
     for (int d = 0; d < C::kDim / 8; ++d) {
       if (p.d_y.data == nullptr) continue;

@@ -77,7 +77,7 @@ void Plan::Forward(const Output& out) {
   c.kStep = bytes > 512 ? 16 : bytes > 256 || (bytes > 128 && context_.Type() == 0) ? 32 : 64;
   // Scalars and terms also need registers.
   if (Terms() > 1 || (bytes > 128 && Terms() + Scalars() > 0)) {
-    c.kStep = std::min<int64_t>(c.kStep, bytes > 256 ? 16 : 32);
+    c.kStep = std::min<int64_t>(c.kStep, bytes > 256 ? 16 : splits ? 48 : 32);
   }
   c.kStages = bytes > 256 ? 1 : 2;
   c.kOwn = context_.Type() != 0 && bytes <= 256 ? 1 : 0;
@@ -95,9 +95,9 @@ void Plan::Forward(const Output& out) {
       c.kStep = bytes > 128 ? 32 : bytes > 64 ? 48 : 64;
     } else if (bytes <= 128 || Scalars() > 0) {
       // Roots and other slow instructions need more warps, which must then leave the queries in
-      // shared memory.
+      // shared memory. Wide heads have no registers for the lower halves of weights as well.
       c.kOwn = distance_ ? 0 : 1;
-      c.kResident = Scalars() <= 4 ? 3 : 0;
+      c.kResident = Scalars() <= 4 && !(splits && bytes > 128) ? 3 : 0;
     }
   }
   c.kAligned = context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.o}) ? 1 : 0;
@@ -352,8 +352,9 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
 
 void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   c.kWarps = 4;
-  // Many scalars also need registers.
-  c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 && Scalars() <= 4 ? 2 : 1;
+  // Many scalars, and sums for gradients of factors, also need registers.
+  const bool few = Scalars() + 2 * c.kHeadSums <= 4;
+  c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 && few ? 2 : 1;
   c.kStep = kOnePassStep;
   c.kStages = 2;
   c.kOwn = 0;
@@ -375,10 +376,10 @@ void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   context_.Launch("clear_sums", rows, Up(p_.query_sums_size, kClearedWords * 32 * rows.kWarps), 1,
                   0);
   PrepareDelta(context_.heads(), /*one_pass=*/true);
-  const SharedLayout layout =
-      OnePassLayout(context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep),
-                    Int(c.kStages), QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 1),
-                    KeyWords(function_.column_scalars, distance_, 0, 0), Int(c.kWarps), terms);
+  const SharedLayout layout = OnePassLayout(
+      context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep), Int(c.kStages),
+      QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 1),
+      KeyWords(function_.column_scalars, distance_, 0, 0), Int(c.kWarps), terms, distance_);
   context_.Launch("backward", c, n_.batch * n_.key_heads * Up(n_.keys, rows_in_block), 1,
                   layout.size, function_.name);
   if (gradient.x.data == nullptr && p_.d_row == nullptr && p_.d_factor_rows == nullptr) return;

@@ -42,9 +42,11 @@ void Write(const std::string& folder, int capability, const LaunchedKernel& kern
   if (!file.flush()) throw std::runtime_error("cannot write " + path);
   std::printf(
       "{\"kernel\": \"%s\", \"capability\": %d, \"path\": \"%s\", \"threads\": %u, "
-      "\"shared_bytes\": %u, \"registers\": %d, \"rows\": %d, \"step\": %d, \"producers\": %d}\n",
+      "\"shared_bytes\": %u, \"registers\": %d, \"spilled_bytes\": %d, \"rows\": %d, \"step\": %d, "
+      "\"producers\": %d}\n",
       label.c_str(), capability, path.c_str(), kernel.shape.threads, kernel.shape.shared_bytes,
-      compiled.registers, static_cast<int>(16 * ConstantOf(kernel.name, "kRowTiles")),
+      compiled.registers, compiled.spilled,
+      static_cast<int>(16 * ConstantOf(kernel.name, "kRowTiles")),
       static_cast<int>(ConstantOf(kernel.name, "kStep")),
       static_cast<int>(ConstantOf(kernel.name, "kProducers")));
 }
