@@ -71,6 +71,7 @@ struct OnePassCase {
   bool factor = false;  // whether the gradients of factors and head scalars are computed
   int near = 0;         // NearTokensProblem(), unless 0
   float offset = 0;     // of all values
+  float far = 0;        // the offset of all queries
 };
 
 // Each case with "dot" in bf16, and with another function, for which types and results alternate.
@@ -93,6 +94,9 @@ std::vector<OnePassCase> OnePassCases() {
   // deltas are, too.
   cases.push_back(
       {"Offset_laplacian", {.shape = shape}, "laplacian", Element::kBFloat16, true, 0, 8});
+  // The queries are also far from all keys, so that differences of tokens are nearly equal.
+  cases.push_back(
+      {"Far_laplacian", {.shape = shape}, "laplacian", Element::kBFloat16, false, 0, 32, 6});
   cases.push_back({"Offset_umbral", {.shape = shape}, "umbral", Element::kFloat16, false, 0, 4});
   return cases;
 }
@@ -103,6 +107,9 @@ Problem<float> ProblemOfCase(const OnePassCase& test) {
     Problem<float> p = ProblemOf(function, test.options, test.element);
     if (test.offset != 0) {
       p.v.ForEach([&](float& v) { v = Rounded(v + test.offset, test.element); });
+    }
+    if (test.far != 0) {
+      p.x.ForEach([&](float& x) { x = Rounded(x + test.far, test.element); });
     }
     return p;
   }
