@@ -414,7 +414,7 @@ def main() -> int:
             continue
         blocks = sass.resident_blocks(kernel)
         kind, function, dim = kernel["kernel"].split("-")
-        turn = options.turn if kind == "backward" else 0
+        turn = options.turn if kind in {"backward", "backward_factor"} else 0
         warps = kernel["threads"] // 32 - kernel["producers"]
         found = predict(path, options.capability, blocks, warps, turn)
         cycles = found.cycles / (kernel["rows"] * kernel["step"])
@@ -436,8 +436,9 @@ def main() -> int:
 
 
 def ratio(kind: str, dim: int, cycles: float, capability: int) -> str:
-    key = (kind.removesuffix("_hopper"), dim)
-    reference = FLASH_ATTENTION.get(key) if capability == 90 else None
+    for variant in ("_factor", "_split", "_hopper"):
+        kind = kind.removesuffix(variant)
+    reference = FLASH_ATTENTION.get((kind, dim)) if capability == 90 else None
     return "" if reference is None else f"{cycles / reference:.2f}"
 
 

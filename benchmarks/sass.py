@@ -264,7 +264,14 @@ def copies_of(kernel: dict[str, Any]) -> int:
 
 
 #: The number of matrix products of two tiles, by the kernel's pass.
-TILE_PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4, "backward": 5}
+TILE_PRODUCTS = {
+    "forward": 2,
+    "forward_split": 3,
+    "backward_queries": 3,
+    "backward_keys": 4,
+    "backward": 5,
+    "backward_factor": 5,
+}
 
 
 def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | None:
@@ -272,14 +279,19 @@ def common_path(kernel: dict[str, Any], nvdisasm: str) -> list[Instruction] | No
 
     Returns None if some of its products are in an inner loop, which the path would not repeat.
     """
-    kind, _, dim = kernel["kernel"].split("-")
+    kind, function, dim = kernel["kernel"].split("-")
     if kernel["producers"] > 0:
         # One instruction multiplies 16 columns of all rows, or 16 rows by all columns.
-        products = (kernel["step"] + int(dim)) // 16
+        outputs = 2 if kind.endswith("_split") else 1
+        products = (outputs * kernel["step"] + int(dim)) // 16
     else:
         # One instruction multiplies 16 rows by 16 columns, for 8 rows of the other tile.
-        tiles = kernel["rows"] // 16 * (kernel["step"] // 8) * (int(dim) // 16)
-        products = TILE_PRODUCTS[kind] * tiles
+        parts = kernel["rows"] // 16 * (kernel["step"] // 16)
+        products = TILE_PRODUCTS[kind] * 2 * parts * (int(dim) // 16)
+        if kind in {"backward", "backward_factor"} and function != "dot":
+            # One pass sums the weights of distances by products with ones, for keys and for
+            # queries. Each warp has a quarter of the queries' products.
+            products += 2 * parts
     path = main_loop(
         read(kernel["path"], nvdisasm), (products, pairs_of(kernel), copies_of(kernel))
     )

@@ -87,24 +87,19 @@ GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned cha
   }
 }
 
-// Removes the weights of the pairs `near` (see ToDistances()) from a tile, and adds them to `out`,
-// multiplied by differences of tokens. In sums of weighted tokens, the common part of near tokens
-// would cancel and leave rounding errors. The thread's pairs are those of rows `own` and own + 8;
-// `out` holds their columns starting at `first`. With `kKeys`, the block's own rows are keys.
-template <class C, bool kKeys, int kOutputs, int kTiles>
-GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
-                                  uint32 near, const Parameters& p, int b, int own_head, int head,
-                                  int own, int other, int first) {
+// Removes the weights of the pairs `near` (see RecomputeNear()) from a tile, and adds them to
+// `out`, multiplied by differences of tokens. In sums of weighted tokens, the common part of near
+// tokens would cancel and leave rounding errors. difference(row, column, d) returns column d of the
+// other token minus that of the own one, for a row relative to the lane's first own row and a
+// column of the tile. `out` holds columns starting at `first`.
+template <class C, class Difference>
+GNOMON_DEVICE void AddNear(float (*out)[4], float (*weights)[4], uint32 near, int first, int dim,
+                           const Difference& difference_of) {
   // The columns of a row are split among its four lanes, so a warp processes the near pairs of all
   // its lanes.
   uint32 any = near;
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) any |= BitsOf(ShuffleXor(FromBits(any), mask));
-  if (any == 0) return;
-  // These addresses are the same for all tiles, but are recomputed because keeping them would
-  // occupy registers.
-  const Head from = HeadOf<C>(kKeys ? p.y : p.x, b, Fresh(own_head));
-  const Head others = HeadOf<C>(kKeys ? p.x : p.y, b, Fresh(head));
   const int lane = Fresh(Thread()) % 32;
   for (int place = 0; any != 0; ++place, any >>= 1) {
     if ((any & 1) == 0) continue;
@@ -125,17 +120,14 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
       const float w = Shuffle(weight, lane / 4 * 4 + n);
       // Hidden tokens may contain any values.
       if (w == 0) continue;
-      const Int64 theirs = (other + 2 * n + ColumnOf(place)) * others.stride;
-      const Int64 mine = (own + RowOf(place)) * from.stride;
       const bool is_first = RowOf(place) == 0;
 #pragma unroll
       for (int d = 0; d < C::kColumns / 8; ++d) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int column = first + 8 * d + 2 * (lane % 4) + c;
-          if (column >= p.dim) continue;
-          const float difference = LoadElement<C>(others.data, theirs + column) -
-                                   LoadElement<C>(from.data, mine + column);
+          if (column >= dim) continue;
+          const float difference = difference_of(RowOf(place), 2 * n + ColumnOf(place), column);
           // Selects for the same reason as above.
           const float sum = Fma(w, difference, is_first ? out[d][c] : out[d][2 + c]);
           out[d][c] = is_first ? sum : out[d][c];
@@ -144,6 +136,23 @@ GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kT
       }
     }
   }
+}
+
+// The same with tokens in global memory. The thread's pairs are those of rows `own` and own + 8.
+// With `kKeys`, the block's own rows are keys.
+template <class C, bool kKeys, int kOutputs, int kTiles>
+GNOMON_DEVICE void AddDifferences(float (&out)[kOutputs][4], float (&weights)[kTiles][4],
+                                  uint32 near, const Parameters& p, int b, int own_head, int head,
+                                  int own, int other, int first) {
+  if (!AnyOfWarp(near != 0)) return;
+  // These addresses are the same for all tiles, but are recomputed because keeping them would
+  // occupy registers.
+  const Head from = HeadOf<C>(kKeys ? p.y : p.x, b, Fresh(own_head));
+  const Head others = HeadOf<C>(kKeys ? p.x : p.y, b, Fresh(head));
+  AddNear<C>(out, weights, near, first, p.dim, [&](int row, int column, int d) {
+    return LoadElement<C>(others.data, (other + column) * others.stride + d) -
+           LoadElement<C>(from.data, (own + row) * from.stride + d);
+  });
 }
 
 template <class F, class C, bool kKeys>

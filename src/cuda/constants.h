@@ -23,10 +23,13 @@
 //   kRelativeKeys, kRelativeValues
 //   kRelativeSums whether a pass over keys accumulates the sums for their gradients
 //   kParts        whether results cover a part of the keys and are merged later
+//   kSplit        whether 16-bit weights of the forward pass are split into two numbers each, so
+//                 that outputs have the precision of fp32
 //   kHides        whether a tile may hold hidden keys with non-finite values
 //   kBiasGradient whether the bias gradient is computed
 //   kHeadSums     whether gradients of head scalars or temperatures are computed
-//   kOnePass      whether a row's shift includes the logarithm of the sum of its weights
+//   kOnePass      whether a row's shift includes the logarithm of the sum of its weights, and the
+//                 threshold of near distances is computed in advance
 //   kTokenType    the element type of tokens before a token map; kType is that of mapped tokens
 //   kMap          0 none; umbral cones: 1, or 2 if columns are heights; penumbral cones: 3 or 4
 //   kTurns        rotated pairs: 0 none, 1 adjacent columns, 2 columns in two halves of a block
@@ -54,6 +57,7 @@
   X(kRelativeValues)             \
   X(kRelativeSums)               \
   X(kParts)                      \
+  X(kSplit)                      \
   X(kHides)                      \
   X(kBiasGradient)               \
   X(kHeadSums)                   \
@@ -81,9 +85,29 @@ constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segm
 constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments,
                          int temperature, int dropout, int one_pass) {
   // Five words are the ends of the key interval, the shift, the inverse sum and delta. One pass
-  // does not need the inverse sum.
-  return 5 - one_pass + row_scalars + (distance ? 1 : 0) + (key_bias == 2 ? 1 : 0) + segments +
-         temperature + 2 * dropout;
+  // does not need the inverse sum, but the threshold of near distances.
+  return 5 - one_pass + row_scalars + (distance ? 1 + one_pass : 0) + (key_bias == 2 ? 1 : 0) +
+         segments + temperature + 2 * dropout;
+}
+
+// The backward pass in one pass: the numbers per query that it sums in addition to the gradients of
+// tokens. They are the gradients of the scalars of queries or, for distances without such scalars,
+// the sum of df, which is ds times the factor. With `head_sums`, these follow: the sum of ds, and
+// the sums of ds and of weights times f and times the slopes of head scalars.
+constexpr int SlopeTerms(int row_scalars, bool distance) {
+  return row_scalars > 0 ? row_scalars : distance ? 1 : 0;
+}
+constexpr int QueryTerms(int row_scalars, int head_scalars, bool distance, int head_sums) {
+  return SlopeTerms(row_scalars, distance) + head_sums * (3 + 2 * head_scalars);
+}
+// The number of queries in a tile.
+constexpr int kOnePassStep = 32;
+// The sums of a tile of queries: the gradients of tokens; for distances, of each 16 queries, two
+// fragments (AddToSums()) with parts of the weights' sums; then the terms.
+constexpr int SumsOfTokens(int dim, int step) { return step * dim; }
+constexpr int SumsOfWeights(int step, bool distance) { return distance ? step / 16 * 2 * 128 : 0; }
+constexpr int SumsOfTile(int dim, int step, bool distance, int terms) {
+  return SumsOfTokens(dim, step) + SumsOfWeights(step, distance) + terms * step;
 }
 
 // Byte offsets of the arrays in shared memory.
@@ -93,6 +117,10 @@ struct SharedLayout {
   int words;             // likewise
   int bias;              // per stage: the biases of a tile's diagonals
   int scores;            // the requested number of arrays of pair values, kStep + 1 columns each
+  int terms;             // one pass: each warp's sums over its rows
+  int own_words;         // one pass: the words of KeyWords() for the block's own rows
+  int near;              // one pass: each thread's near pairs
+  int own_weights;       // one pass, for distances: each thread's sums of weights of its rows
   int size;
 };
 
@@ -144,11 +172,17 @@ constexpr SharedLayout BackwardLayout(int type, int dim, int value_dim, int rows
 constexpr int kClearedWords = 8;
 
 // The layout of the backward pass in one pass. `scores` holds the score gradients of a tile, and
-// `bias` the state of the block's turn (16 bytes).
+// `bias` the state of the block's turn and each warp's largest weight (16 bytes each).
 constexpr SharedLayout OnePassLayout(int type, int dim, int value_dim, int rows, int step,
-                                     int stages, int words) {
+                                     int stages, int words, int own_words, int warps, int terms,
+                                     bool distance) {
   SharedLayout at = LayoutOfOthers(type, dim, value_dim, rows, step, stages, words, 0, 0);
-  at.scores = at.bias + 16;
+  at.own_words = at.bias + 32;
+  at.terms = at.own_words + own_words * rows * 4;
+  // Near pairs take a word, and sums two numbers, per thread and 16 rows of its warp.
+  at.near = at.terms + warps * terms * step * 4;
+  at.own_weights = at.near + (distance ? 2 * rows * 4 : 0);
+  at.scores = at.own_weights + (distance ? 4 * rows * 4 : 0);
   at.own_x = at.scores + rows * RowBytes(type, step);
   at.own_y = at.own_x + rows * RowBytes(type, dim);
   at.size = at.own_y + rows * RowBytes(type, value_dim);

@@ -266,7 +266,9 @@ GNOMON_DEVICE void ForwardOnHopper(const Parameters& p) {
   // Initializers would become loops, which need the arrays in memory.
   Clear(o);
   Clear(s);
-  uint32 weights[GNOMON_SIZE(C::kStep / 16, 8)][4];
+  // Operands of 16 keys each; with kSplit, their lower halves follow.
+  const int operands = C::kStep / 16;
+  uint32 weights[GNOMON_SIZE((1 + C::kSplit) * C::kStep / 16, 8)][4];
   float shrunk[kRows];
   uint32 hidden[GNOMON_SIZE(DivideUp(C::kStep, 64), 2)];
 
@@ -285,8 +287,9 @@ GNOMON_DEVICE void ForwardOnHopper(const Parameters& p) {
   const auto start_outputs = [&](int stage) {
     const unsigned char* const tile = memory + at.values + stage * value_bytes;
 #pragma unroll
-    for (int k = 0; k < C::kStep / 16; ++k) {
-      MultiplyWeights<C>(o, C::kValueDim, weights[k],
+    for (int n = 0; n < (1 + C::kSplit) * operands; ++n) {
+      const int k = n % operands;
+      MultiplyWeights<C>(o, C::kValueDim, weights[n],
                          Describe(tile, C::kStep * kBlockBytes, k * 16 * kBlockBytes));
     }
     WgmmaCommit();
@@ -335,7 +338,10 @@ GNOMON_DEVICE void ForwardOnHopper(const Parameters& p) {
       Operand left;
       ToLeft<C>(left, s, k);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) weights[k][e] = left.high[e];
+      for (int e = 0; e < 4; ++e) {
+        weights[k][e] = left.high[e];
+        if (C::kSplit != 0) weights[C::kSplit * operands + k][e] = left.low[e];
+      }
     }
   };
 

@@ -47,6 +47,30 @@ GNOMON_DEVICE constexpr bool ReadsTokens() {
   return F::kInput != PairInput::kNone;
 }
 
+// The partial derivatives of f.
+struct Derivative {
+  float g;
+  float a[3];
+  float b[3];
+  float t[3];
+};
+
+template <class F>
+concept HasBoth = requires(float number, const float* numbers, Derivative& slopes) {
+  F::Both(number, numbers, numbers, numbers, slopes);
+};
+// Returns f and stores its derivatives.
+template <class F>
+GNOMON_DEVICE float ValueAndSlopes(float g, const float* a, const float* b, const float* t,
+                                   Derivative& slopes) {
+  if constexpr (HasBoth<F>) {
+    return F::Both(g, a, b, t, slopes);
+  } else {
+    F::Gradient(g, a, b, t, slopes);
+    return F::Value(g, a, b, t);
+  }
+}
+
 template <class F, class C>
 GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
   HeadTerms head{};
@@ -76,7 +100,7 @@ GNOMON_DEVICE void SetFactors(Query& q, const HeadTerms& head, float temperature
     q.factor *= temperature;
     q.temperature *= temperature;
   }
-  if (IsDistance<F>()) q.near = NearShare(q.factor * kLn2, q.norm);
+  if (IsDistance<F>() && C::kOnePass == 0) q.near = NearShare(q.factor * kLn2, q.norm);
 }
 
 // Loads query i < Lq.
@@ -159,6 +183,7 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
 #pragma unroll
   for (int s = 0; s < F::kRowScalars; ++s) q.a[s] = take();
   if (IsDistance<F>()) q.norm = take();
+  if (IsDistance<F>() && C::kOnePass != 0) q.near = take();
   temperature = C::kTemperature != 0 ? take() : 1.0f;
   SetFactors<F, C>(q, head, temperature);
   if (C::kKeyBias == 2) q.base = take();
@@ -242,7 +267,7 @@ class TileWords {
       add(p_.low, in_batch);
       add(p_.high, in_batch);
       add(p_.shift, row);
-      if (C::kOnePass == 0) add(p_.inverse, row);
+      add(p_.inverse, row);
       add(p_.delta, row);
 #pragma unroll
       for (int s = 0; s < F::kRowScalars; ++s) add(p_.row_scalars, s * rows + row);
@@ -388,14 +413,29 @@ GNOMON_DEVICE bool ConvertProducts(float (*s)[4], const NormsOfPair& norms) {
   return !(least > 0);
 }
 
-// Converts products like ConvertProducts(), and recomputes near distances from token differences if
-// their pairs are visible. The thread's pairs combine rows `own` and own + 8 with rows other + 8 n
-// and other + 8 n + 1. With `kKeys`, the block's own rows are keys. Returns the pairs that were
-// recomputed, as bits 4 n + e.
-template <class C, bool kKeys, class NormsOfPair>
-GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadTerms& head, int own,
-                                 int other, const NormsOfPair& norms) {
-  if (!ConvertProducts<C>(s, norms)) return 0;
+// The sum of the squares of difference(d) for d < count. Uses Kahan summation, because scores are
+// large multiples of the distance.
+template <class Difference>
+GNOMON_DEVICE float SumOfSquares(int count, const Difference& difference_at) {
+  float sum = 0;
+  float beyond = 0;
+#pragma unroll 1
+  for (int d = 0; d < count; ++d) {
+    const float difference = difference_at(d);
+    const float addend = Fma(difference, difference, -beyond);
+    const float next = sum + addend;
+    beyond = (next - sum) - addend;
+    sum = next;
+  }
+  return sum;
+}
+
+// Recomputes near distances from token differences if their pairs are visible. distance_of(row,
+// column, g) does so for rows and columns relative to the thread's first pair, and returns whether
+// the pair is visible. Returns the pairs that were recomputed, as bits 4 n + e.
+template <class C, class NormsOfPair, class DistanceOfPair>
+GNOMON_DEVICE uint32 RecomputeNear(float (*s)[4], const NormsOfPair& norms,
+                                   const DistanceOfPair& distance_of) {
   uint32 near = 0;
 #pragma unroll
   for (int n = 0; n < C::kStep / 8; ++n) {
@@ -407,28 +447,9 @@ GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadT
   uint32 anew = 0;
   for (int place = 0; near != 0; ++place, near >>= 1) {
     if ((near & 1) == 0) continue;
-    const int mine = own + RowOf(place);
-    const int theirs = other + ColumnOf(place);
-    const int i = kKeys ? theirs : mine;
-    const int j = kKeys ? mine : theirs;
-    if (i >= p.queries) continue;
-    const Int64 row = static_cast<Int64>(head.b) * p.queries + i;
-    if (j < p.low[row] || j >= p.high[row]) continue;
-    anew |= 1u << place;
-    const Head x = HeadOf<C>(p.x, head.b, head.h);
-    const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
-    // Uses Kahan summation, because scores are large multiples of the distance.
     float g = 0;
-    float beyond = 0;
-#pragma unroll 1
-    for (int d = 0; d < p.dim; ++d) {
-      const float difference =
-          LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
-      const float addend = Fma(difference, difference, -beyond);
-      const float sum = g + addend;
-      beyond = (sum - g) - addend;
-      g = sum;
-    }
+    if (!distance_of(RowOf(place), ColumnOf(place), g)) continue;
+    anew |= 1u << place;
 #pragma unroll
     for (int n = 0; n < C::kStep / 8; ++n) {
 #pragma unroll
@@ -438,6 +459,30 @@ GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadT
     }
   }
   return anew;
+}
+
+// Converts products like ConvertProducts(), and recomputes near distances from the tokens in global
+// memory. The thread's pairs combine rows `own` and own + 8 with rows other + 8 n and
+// other + 8 n + 1. With `kKeys`, the block's own rows are keys. Returns the pairs that were
+// recomputed, as bits 4 n + e.
+template <class C, bool kKeys, class NormsOfPair>
+GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadTerms& head, int own,
+                                 int other, const NormsOfPair& norms) {
+  if (!ConvertProducts<C>(s, norms)) return 0;
+  const auto distance_of = [&](int own_row, int other_row, float& g) {
+    const int i = kKeys ? other + other_row : own + own_row;
+    const int j = kKeys ? own + own_row : other + other_row;
+    if (i >= p.queries) return false;
+    const Int64 row = static_cast<Int64>(head.b) * p.queries + i;
+    if (j < p.low[row] || j >= p.high[row]) return false;
+    const Head x = HeadOf<C>(p.x, head.b, head.h);
+    const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
+    g = SumOfSquares(p.dim, [&](int d) {
+      return LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
+    });
+    return true;
+  };
+  return RecomputeNear<C>(s, norms, distance_of);
 }
 
 // The queries [low, high) that may attend to keys [begin, end), and the keys [own_low, own_high)
@@ -475,14 +520,6 @@ struct QueryRange {
   int high = 0;
   int own_low = 0;
   int own_high = 0;
-};
-
-// The partial derivatives of f.
-struct Derivative {
-  float g;
-  float a[3];
-  float b[3];
-  float t[3];
 };
 
 // The dropout factor of a weight (base/dropout.h).

@@ -189,11 +189,13 @@ struct Parameters {
   int first_head;  // first of the launch's B x H or B x Hkv heads; then every head_step-th
   int head_step;
 
-  // The backward pass in one pass. The three arrays are consecutive.
-  float* query_sums;      // (B, H, tiles of queries, tile): gradients of queries (one_pass.cuh)
+  // The backward pass in one pass. The four arrays are consecutive.
+  float* query_sums;   // (B, H, tiles of queries, SumsOfTile()): gradients of queries
+  float* query_words;  // (B, H, tiles of queries, query_word_count, kOnePassStep): see QueryOf()
+  int query_word_count;
   int* turns;             // (B, H, tiles of queries): the number of blocks that have added
   int* tickets;           // one number
-  Int64 query_sums_size;  // of all three arrays
+  Int64 query_sums_size;  // of all four arrays
 
   // Sums in a fixed order: to[n] = sum over k < outer and m < count of from[k * outer_stride + m *
   // stride + n], for n < size. Block y of the grid uses from + y * from_step and to + y * to_step.

@@ -53,16 +53,21 @@ void Plan::Forward(const Output& out) {
   p_.exact_o = out.exact_o;
   p_.lse = out.lse;
   p_.statistics = out.statistics;
+  // The gradients of scalars add up slopes that the pairs of a row or column share. The rounding
+  // errors of weights in delta, which one pass does not balance, would dominate them.
+  const bool splits = p_.exact_o != nullptr && FitsOnePass() &&
+                      function_.row_scalars + function_.column_scalars > 0;
   const bool has_values = features_.kRelativeValues != 0;
   // Relative values are added to the unrounded results later.
   if (has_values && p_.exact_o == nullptr) {
     p_.exact_o = context_.New<float>(Size(context_.rows() * n_.value_dim));
   }
   if (RunsOnHopper()) {
-    ForwardOnHopper();
+    ForwardOnHopper(splits);
     return;
   }
   Constants c = features_;
+  c.kSplit = splits ? 1 : 0;
   c.kBiasGradient = 0;
   c.kColumns = 0;
   const int64_t bytes = std::max(c.kDim, c.kValueDim) * BytesOf(context_.Type());
@@ -72,7 +77,7 @@ void Plan::Forward(const Output& out) {
   c.kStep = bytes > 512 ? 16 : bytes > 256 || (bytes > 128 && context_.Type() == 0) ? 32 : 64;
   // Scalars and terms also need registers.
   if (Terms() > 1 || (bytes > 128 && Terms() + Scalars() > 0)) {
-    c.kStep = std::min<int64_t>(c.kStep, bytes > 256 ? 16 : 32);
+    c.kStep = std::min<int64_t>(c.kStep, bytes > 256 ? 16 : splits ? 48 : 32);
   }
   c.kStages = bytes > 256 ? 1 : 2;
   c.kOwn = context_.Type() != 0 && bytes <= 256 ? 1 : 0;
@@ -90,9 +95,9 @@ void Plan::Forward(const Output& out) {
       c.kStep = bytes > 128 ? 32 : bytes > 64 ? 48 : 64;
     } else if (bytes <= 128 || Scalars() > 0) {
       // Roots and other slow instructions need more warps, which must then leave the queries in
-      // shared memory.
+      // shared memory. Wide heads have no registers for the lower halves of weights as well.
       c.kOwn = distance_ ? 0 : 1;
-      c.kResident = Scalars() <= 4 ? 3 : 0;
+      c.kResident = Scalars() <= 4 && !(splits && bytes > 128) ? 3 : 0;
     }
   }
   c.kAligned = context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.o}) ? 1 : 0;
@@ -140,8 +145,9 @@ bool Plan::RunsOnHopper() const {
          16 * blocks <= 9 * Up(n_.queries, 64) && context_.IsHopper();
 }
 
-void Plan::ForwardOnHopper() {
+void Plan::ForwardOnHopper(bool splits) {
   Constants c = features_;
+  c.kSplit = splits ? 1 : 0;
   c.kDim = Up(n_.dim, 64) * 64;
   c.kValueDim = Up(n_.value_dim, 64) * 64;
   c.kProducers = 4;
@@ -207,6 +213,7 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   if (RunsInOnePass(gradient)) {
     p_.delta = delta;
     PassOverPairs(c, gradient);
+    if (sums_heads) SumHeads(gradient);
     return;
   }
   p_.balanced_delta = context_.New<float>(Size(context_.rows()));
@@ -234,17 +241,17 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   relative_.Sum(gradient);
 }
 
-bool Plan::RunsInOnePass(const Gradient& gradient) const {
-  // Gradients of factors and scalars need balanced deltas, which only a pass over keys computes.
-  // With unrounded outputs, the deltas are nearly balanced. Blocks would wait forever if the
-  // caller's key rows, which are not checked, did not ascend.
+bool Plan::FitsOnePass() const {
+  // Blocks would wait forever if the caller's key rows, which are not checked, did not ascend.
   const int64_t most = function_.head_scalars == 0 ? kMostOnePass : kMostOnePassWithScalars;
-  return context_.Type() == static_cast<int>(Element::kBFloat16) &&
-         function_.input == PairInput::kInnerProduct && Terms() == 0 && features_.kBias == 0 &&
-         function_.row_scalars == 0 && function_.column_scalars == 0 && features_.kDim <= most &&
-         features_.kValueDim <= most && p_.exact_o != nullptr && p_.key_rows == nullptr &&
-         gradient.factor == nullptr && gradient.head_scalars == nullptr &&
-         (gradient.y.data != nullptr || gradient.v.data != nullptr);
+  return context_.Type() != static_cast<int>(Element::kFloat32) &&
+         function_.input != PairInput::kNone && Terms() == 0 && features_.kBias == 0 &&
+         features_.kDim <= most && features_.kValueDim <= most && p_.key_rows == nullptr;
+}
+
+bool Plan::RunsInOnePass(const Gradient& gradient) const {
+  // With unrounded outputs, the deltas are nearly balanced.
+  return FitsOnePass() && p_.exact_o != nullptr && WantsKeys(gradient);
 }
 
 int Plan::Scalars() const {
@@ -345,35 +352,44 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
 
 void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   c.kWarps = 4;
-  c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 ? 2 : 1;
-  c.kStep = 32;
+  // Many scalars, and sums for gradients of factors, also need registers.
+  const bool few = Scalars() + 2 * c.kHeadSums <= 4;
+  c.kRowTiles = std::max(c.kDim, c.kValueDim) <= 64 && few ? 2 : 1;
+  c.kStep = kOnePassStep;
   c.kStages = 2;
   c.kOwn = 0;
-  c.kColumns = 0;
+  c.kColumns = c.kDim;
   c.kOnePass = 1;
   const int rows_in_block = Int(16 * c.kRowTiles * c.kWarps);
   const int64_t tiles = context_.heads() * Up(n_.queries, c.kStep);
-  const int64_t sums = tiles * c.kStep * c.kDim;
-  p_.query_sums_size = sums + tiles + 1;
+  const int terms =
+      QueryTerms(function_.row_scalars, function_.head_scalars, distance_, Int(c.kHeadSums));
+  const int64_t sums = tiles * SumsOfTile(Int(c.kDim), Int(c.kStep), distance_, terms);
+  p_.query_word_count = QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 1);
+  const int64_t words = tiles * p_.query_word_count * c.kStep;
+  p_.query_sums_size = sums + words + tiles + 1;
   p_.query_sums = context_.New<float>(Size(p_.query_sums_size));
-  p_.turns = reinterpret_cast<int*>(p_.query_sums + sums);
+  p_.query_words = p_.query_sums + sums;
+  p_.turns = reinterpret_cast<int*>(p_.query_words + words);
   p_.tickets = p_.turns + tiles;
-  PrepareDelta(context_.heads(), /*one_pass=*/true);
   const Constants rows = context_.OfRows();
   context_.Launch("clear_sums", rows, Up(p_.query_sums_size, kClearedWords * 32 * rows.kWarps), 1,
                   0);
-  const SharedLayout layout =
-      OnePassLayout(context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep),
-                    Int(c.kStages), QueryWords(0, false, 0, 0, 0, 0, 1));
+  PrepareDelta(context_.heads(), /*one_pass=*/true);
+  const SharedLayout layout = OnePassLayout(
+      context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep), Int(c.kStages),
+      QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 1),
+      KeyWords(function_.column_scalars, distance_, 0, 0), Int(c.kWarps), terms, distance_);
   context_.Launch("backward", c, n_.batch * n_.key_heads * Up(n_.keys, rows_in_block), 1,
                   layout.size, function_.name);
-  if (gradient.x.data == nullptr) return;
-  Constants round = context_.OfRows();
-  round.kDim = c.kDim;
-  round.kStep = c.kStep;
-  round.kAligned = c.kAligned;
-  context_.Launch("round_sums", round, Up(context_.heads() * Up(n_.queries, 16), round.kWarps), 1,
-                  0);
+  if (gradient.x.data == nullptr && p_.d_row == nullptr && p_.d_factor_rows == nullptr) return;
+  Constants finish = context_.OfRows();
+  finish.kDim = c.kDim;
+  finish.kStep = c.kStep;
+  finish.kAligned = c.kAligned;
+  finish.kHeadSums = c.kHeadSums;
+  context_.Launch("finish_queries", finish,
+                  Up(context_.heads() * Up(n_.queries, 16), finish.kWarps), 1, 0, function_.name);
 }
 
 void Plan::SumHeads(const Gradient& gradient) {

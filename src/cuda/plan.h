@@ -35,11 +35,12 @@ class Plan {
   bool SetGradients(const Saved& saved, const Gradient& gradient);
   // Whether the forward pass is that for compute capability 9.0.
   bool RunsOnHopper() const;
-  void ForwardOnHopper();
+  void ForwardOnHopper(bool splits);
   int Scalars() const;
   // The number of inputs per pair in addition to tokens, scalars and the offset bias.
   int64_t Terms() const;
-  // Whether the backward pass evaluates each pair only once.
+  // Whether the backward pass can, or does, evaluate each pair only once.
+  bool FitsOnePass() const;
   bool RunsInOnePass(const Gradient& gradient) const;
   void PassOverPairs(Constants c, const Gradient& gradient);
   void PrepareDelta(int64_t count, bool one_pass);

@@ -146,21 +146,22 @@ GNOMON_DEVICE void WaitForCount(const int* from, int count) {
   } while (now < count);
 }
 
-// Adds a warp's fragment of 128 numbers to fp32 sums in global memory. LoadSums() reads them.
-GNOMON_DEVICE void AddToSums(float* to, const float (&c)[4]) {
+// Adds a warp's fragment of 128 numbers to fp32 sums in global memory. LoadSums() reads them. `to`
+// is the first of several fragments, which share the computation of addresses; `n` is the index.
+GNOMON_DEVICE void AddToSums(float* to, int n, const float (&c)[4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(
-                   GlobalAddress(to + 4 * lane)),
+                   GlobalAddress(to + 4 * lane) + 512 * n),
                "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3])
                : "memory");
 #else
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    asm volatile(
-        "red.relaxed.gpu.global.add.f32 [%0], %1;\n" ::"l"(GlobalAddress(to + 32 * e + lane)),
-        "f"(c[e])
-        : "memory");
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;\n" ::"l"(GlobalAddress(to + lane) +
+                                                                    512 * n + 128 * e),
+                 "f"(c[e])
+                 : "memory");
   }
 #endif
 }
@@ -217,7 +218,11 @@ GNOMON_DEVICE float Exp2(float a) {
 GNOMON_DEVICE float Log2(float a) { return log2f(a); }
 // If one operand is NaN, returns the other one.
 GNOMON_DEVICE float Larger(float a, float b) { return fmaxf(a, b); }
-GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+// Adds a number to an fp32 sum in global memory.
+GNOMON_DEVICE void AddToSum(float* to, float a) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;\n" ::"l"(GlobalAddress(to)), "f"(a)
+               : "memory");
+}
 
 // The vocabulary of the definitions (src/definitions/README.md).
 GNOMON_DEVICE float Splat(float, float value) { return value; }
@@ -250,6 +255,8 @@ GNOMON_DEVICE float Log1p(float a) { return log1pf(a); }
 GNOMON_DEVICE float Tanh(float a) { return tanhf(a); }
 GNOMON_DEVICE float Angle(float x, float y) { return atan2f(y, x + 0.0f); }
 GNOMON_DEVICE float Select(bool mask, float yes, float no) { return mask ? yes : no; }
+GNOMON_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+GNOMON_DEVICE float Step(float a) { return __saturatef(__fmaf_rn(a, 1e38f, 0.5f)); }
 
 }  // namespace device
 }  // namespace gnomon
@@ -322,6 +329,12 @@ GNOMON_DEVICE void MultiplyAdd(float (&c)[4], const Operand& a, const Operand& b
   for (int e = 0; e < 4; ++e) c[e] += sum[e];
 }
 
+// The same with the lower halves of 16-bit numbers that ToLeft() split.
+template <class C>
+GNOMON_DEVICE void MultiplyAddLow(float (&c)[4], const Operand& a, const Operand& b, int half) {
+  Multiply<C>(c, a.low, b.high[2 * half], b.high[2 * half + 1]);
+}
+
 // The number of terms in the sum that one product computes.
 template <class C>
 GNOMON_DEVICE constexpr int Depth() {
@@ -372,7 +385,8 @@ GNOMON_DEVICE void LoadRightRows(Operand& b, const unsigned char* tile, int row_
   }
   Split<C>(b);
 }
-// Converts columns of sums, starting at column k Depth(), to a left operand.
+// Converts columns of sums, starting at column k Depth(), to a left operand. With kSplit, its lower
+// half has the rounding errors of 16-bit numbers.
 template <class C, int kTiles>
 GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
   if (C::kType != 0) {
@@ -380,6 +394,13 @@ GNOMON_DEVICE void ToLeft(Operand& a, const float (&c)[kTiles][4], int k) {
     a.high[1] = Pack<C>(c[2 * k][2], c[2 * k][3]);
     a.high[2] = Pack<C>(c[2 * k + 1][0], c[2 * k + 1][1]);
     a.high[3] = Pack<C>(c[2 * k + 1][2], c[2 * k + 1][3]);
+    if (C::kSplit == 0) return;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float (&of)[4] = c[2 * k + n / 2];
+      a.low[n] = Pack<C>(of[n % 2 * 2] - Widen<C>(static_cast<uint16>(a.high[n] & 0xffffu)),
+                         of[n % 2 * 2 + 1] - Widen<C>(static_cast<uint16>(a.high[n] >> 16)));
+    }
     return;
   }
   a.high[0] = BitsOf(c[k][0]);

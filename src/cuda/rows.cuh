@@ -134,6 +134,34 @@ GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
   if (lane == 0) p.spoiled[index] = spoiled ? 1 : 0;
 }
 
+// Stores the words of a query, as QueryOf() reads them in the backward pass in one pass. The words
+// of a tile follow each other, so that they can be copied 16 bytes at a time.
+GNOMON_DEVICE void StoreQueryWords(const Parameters& p, int b, int h, int i) {
+  const int step = cuda::kOnePassStep;
+  const Int64 head = static_cast<Int64>(b) * p.heads + h;
+  const Int64 row = head * p.queries + i;
+  const Int64 in_batch = static_cast<Int64>(b) * p.queries + i;
+  float* to = p.query_words +
+              (head * DivideUp(p.queries, step) + i / step) * (p.query_word_count * step) +
+              i % step;
+  const auto store = [&](float word) {
+    *to = word;
+    to += step;
+  };
+  store(FromBits(static_cast<uint32>(p.low[in_batch])));
+  store(FromBits(static_cast<uint32>(p.high[in_batch])));
+  store(p.shift[row]);
+  store(p.delta[row]);
+  const bool is_distance = p.norm_x != nullptr;
+  const int scalars = p.query_word_count - (is_distance ? 6 : 4);
+  for (int s = 0; s < scalars; ++s) {
+    store(p.row_scalars[s * static_cast<Int64>(p.batch) * p.heads * p.queries + row]);
+  }
+  if (!is_distance) return;
+  store(p.norm_x[row]);
+  store(NearShare(p.factor[h] * kLog2E * kLn2, p.norm_x[row]));
+}
+
 // Computes each row's softmax statistics for the backward pass, and
 // delta_i = sum_j p_ij dP_ij - dlse_i, which equals dO_i . o_i - dlse_i. If one key dominates, its
 // dP_ij - delta_i nearly cancels, and the rounding errors must cancel as well. Delta is therefore
@@ -229,6 +257,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
       p.shift[row] = Infinity();
       p.inverse[row] = 0;
       p.delta[row] = 0;
+      if (C::kOnePass != 0) StoreQueryWords(p, b, h, i);
       continue;
     }
     p.shift[row] = p.statistics[row] + (C::kOnePass != 0 ? Log2(sum) : 0.0f);
@@ -236,6 +265,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     // A sum of 1 means that all other weights are below the rounding error.
     if (kept != 0) others = kept * shift_product + (sum == 1.0f ? 0.0f : others);
     p.delta[row] = others - d_lse;
+    if (C::kOnePass != 0) StoreQueryWords(p, b, h, i);
   }
 }
 

@@ -28,7 +28,7 @@ constexpr Kind kKinds[] = {
     {"backward_keys", "cuda/backward.cuh", "Backward<Definition, Constants, true>", true},
     {"backward", "cuda/one_pass.cuh", "BackwardInOnePass<Definition, Constants>", true},
     {"clear_sums", "cuda/one_pass.cuh", "ClearSums<Constants>", false},
-    {"round_sums", "cuda/one_pass.cuh", "RoundSums<Constants>", false},
+    {"finish_queries", "cuda/one_pass.cuh", "FinishQueries<Definition, Constants>", true},
     {"prepare_intervals", "cuda/rows.cuh", "PrepareIntervals<Constants>", false},
     {"prepare_queries", "cuda/rows.cuh", "PrepareQueries<Constants>", false},
     {"prepare_keys", "cuda/rows.cuh", "PrepareKeys<Constants>", false},

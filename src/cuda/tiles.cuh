@@ -70,36 +70,64 @@ GNOMON_DEVICE void MultiplyRows(float (&s)[kTiles][4], const Operand (&own)[kOwn
   }
 }
 
-// Adds weighted sums of a tile's rows to out, for `count` columns beginning with `first`; columns
-// at or beyond `columns` are skipped.
-template <class C, int kOutputs, int kTiles>
-GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTiles][4],
-                           const unsigned char* tile, int columns, int first, int count) {
-  const int row_bytes = cuda::RowBytes(C::kType, columns);
+// Adds weighted sums of rows k Depth() ... of a tile to out, for `count` columns beginning with
+// `first`; columns at or beyond `columns` are skipped. left_of(t) returns the left operand of the
+// weights of row tile t and these rows.
+template <class C, int kOutputs, class LeftOf>
+GNOMON_DEVICE void AddSomeRows(float (&out)[kOutputs][4], const LeftOf& left_of,
+                               const unsigned char* tile, int columns, int first, int count,
+                               int k) {
+  Operand left[GNOMON_SIZE(C::kRowTiles, 2)];
 #pragma unroll
-  for (int k = 0; k < C::kStep / Depth<C>(); ++k) {
-    Operand left[GNOMON_SIZE(C::kRowTiles, 2)];
+  for (int t = 0; t < C::kRowTiles; ++t) left[t] = left_of(t);
+#pragma unroll
+  for (int d = 0; d < count / 16; ++d) {
+    if (first + 16 * d >= columns) continue;
+    Operand right;
+    LoadRightRows<C>(right, tile, cuda::RowBytes(C::kType, columns), k, first + 16 * d);
 #pragma unroll
     for (int t = 0; t < C::kRowTiles; ++t) {
-      ToLeft<C>(left[t], weights, t * (C::kStep / Depth<C>()) + k);
-    }
-#pragma unroll
-    for (int d = 0; d < count / 16; ++d) {
-      if (first + 16 * d >= columns) continue;
-      Operand right;
-      LoadRightRows<C>(right, tile, row_bytes, k, first + 16 * d);
-#pragma unroll
-      for (int t = 0; t < C::kRowTiles; ++t) {
-        MultiplyAdd<C, false>(out[t * (count / 8) + 2 * d], left[t], right, 0);
-        MultiplyAdd<C, false>(out[t * (count / 8) + 2 * d + 1], left[t], right, 1);
-      }
+      MultiplyAdd<C, false>(out[t * (count / 8) + 2 * d], left[t], right, 0);
+      MultiplyAdd<C, false>(out[t * (count / 8) + 2 * d + 1], left[t], right, 1);
+      if (C::kSplit == 0) continue;
+      MultiplyAddLow<C>(out[t * (count / 8) + 2 * d], left[t], right, 0);
+      MultiplyAddLow<C>(out[t * (count / 8) + 2 * d + 1], left[t], right, 1);
     }
   }
 }
+// The same for all rows of a tile, with weights that are not rounded.
+template <class C, int kOutputs, int kTiles>
+GNOMON_DEVICE void AddRows(float (&out)[kOutputs][4], const float (&weights)[kTiles][4],
+                           const unsigned char* tile, int columns, int first, int count) {
+#pragma unroll
+  for (int k = 0; k < C::kStep / Depth<C>(); ++k) {
+    const auto left_of = [&](int t) {
+      Operand left;
+      ToLeft<C>(left, weights, t * (C::kStep / Depth<C>()) + k);
+      return left;
+    };
+    AddSomeRows<C>(out, left_of, tile, columns, first, count, k);
+  }
+}
 
-// Scales for the weights of a thread's two rows in fp16 products, because fp16 underflows below
-// 6e-8 and overflows above 65504. Scales are powers of two that keep a row's running maximum below
-// 2^15 and, if it is above 2^-86, at or above 2^14. For other types, the scales are 1.
+// Weights in fp16 products are scaled, because fp16 underflows below 6e-8 and overflows above
+// 65504. Scales are powers of two that keep the running maximum of the weights below 2^15 and, if
+// it is above 2^-86, at or above 2^14.
+constexpr int kFloatBias = 127;  // of exponents
+GNOMON_DEVICE float PowerOfTwo(int exponent) {
+  return FromBits(static_cast<uint32>(exponent + kFloatBias) << 23);
+}
+constexpr int kFirstScale = 100;  // an exponent
+// The scale for weights with this largest absolute value, after a scale for earlier weights.
+GNOMON_DEVICE float NextScale(float scale, float largest) {
+  const int exponent = static_cast<int>(BitsOf(largest) >> 23) - kFloatBias;
+  return Least(scale, PowerOfTwo(Least(kFirstScale, 14 - exponent)));
+}
+GNOMON_DEVICE float InverseOfScale(float scale) {
+  return PowerOfTwo(kFloatBias - static_cast<int>(BitsOf(scale) >> 23));
+}
+
+// The scales for the weights of a thread's two rows. For other types than fp16, they are 1.
 template <class C>
 class Scales {
  public:
@@ -118,8 +146,7 @@ class Scales {
       }
       largest = Larger(largest, ShuffleXor(largest, 1));
       largest = Larger(largest, ShuffleXor(largest, 2));
-      const int exponent = static_cast<int>(BitsOf(largest) >> 23) - kBias;
-      const float scale = Least(scale_[r], PowerOfTwo(Least(kFirst, 14 - exponent)));
+      const float scale = NextScale(scale_[r], largest);
       shrink[r] = scale * Inverse(r);
       shrinks = shrinks || scale != scale_[r];
       scale_[r] = scale;
@@ -132,17 +159,11 @@ class Scales {
     return shrinks;
   }
   GNOMON_DEVICE float Inverse(int r) const {
-    return C::kType != 2 ? 1.0f : PowerOfTwo(kBias - static_cast<int>(BitsOf(scale_[r]) >> 23));
+    return C::kType != 2 ? 1.0f : InverseOfScale(scale_[r]);
   }
 
  private:
-  static constexpr int kBias = 127;
-  static constexpr int kFirst = 100;
-  GNOMON_DEVICE static float PowerOfTwo(int exponent) {
-    return FromBits(static_cast<uint32>(exponent + kBias) << 23);
-  }
-
-  float scale_[2] = {PowerOfTwo(kFirst), PowerOfTwo(kFirst)};
+  float scale_[2] = {PowerOfTwo(kFirstScale), PowerOfTwo(kFirstScale)};
 };
 template <int kSums>
 GNOMON_DEVICE void MultiplySums(float (&sums)[kSums][4], const float (&by)[2]) {

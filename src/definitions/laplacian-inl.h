@@ -23,6 +23,14 @@ struct Laplacian {
     d.g = Select(g > zero, Splat(g, 0.5f) * inverse, zero);
   }
 
+  // The root may be infinite if it is not used.
+  template <class V, class D>
+  static V Both(V g, const V* /*a*/, const V* /*b*/, const V* /*t*/, D& d) {
+    const V inverse = Select(g > Tiny(g), Rsqrt(g), Splat(g, 0.0f));
+    d.g = Splat(g, 0.5f) * inverse;
+    return g * inverse;
+  }
+
   template <class R, class V>
   static R Bounds(R g, const V* /*a*/, const R* /*b*/, const V* /*t*/) {
     return {Sqrt(g.least), Sqrt(g.most)};

@@ -50,6 +50,42 @@ void PenumbralSlopes(V g, const V* a, const V* b, V factor, D& d) {
   d.b[1] = outside * (one - w);
 }
 
+// Returns f(4 h^2) and computes the slopes with the same roots. function(4 h^2, slope) returns f
+// and stores twice its derivative.
+template <class V, class D, class Function>
+V PenumbralBoth(V g, const V* a, const V* b, const Function& function, D& d) {
+  const V zero = Splat(g, 0.0f);
+  const V one = Splat(g, 1.0f);
+  const V two = Splat(g, 2.0f);
+  const V difference = a[0] - b[0];
+  const V tie = difference * difference;
+  const V square = Max(Tiny(g), Max(tie, g));
+  const V inverse = Rsqrt(square);
+  const V reach = Fma(square, inverse, a[0] + b[0]);
+  const V e = (a[1] - b[1]) * inverse;
+  const V inside = reach * (Splat(g, 4.0f) - reach);
+  const V outside = Fma(e, e, Fma(two, a[1] + b[1], square));
+  const auto common = reach <= two;
+  V by_f = zero;
+  const V f = function(Select(common, inside, outside), by_f);
+
+  const auto crossing = g > tie;
+  const V by_distance = Select(crossing, inverse, zero);
+  // 1, 0 or -1 with the sign of alpha - beta.
+  const V sign = Fma(two, Step(difference), zero - one);
+  const V turn = Select(crossing, zero, sign);
+  const V w = e * inverse;
+  const V slope = Select(common, (two - reach) * by_f, zero);
+  const V by_height = Select(common, zero, by_f);
+  const V of_distance = Select(common, (two - reach) * by_distance, Fma(-w, w, one));
+  d.g = Splat(g, 0.5f) * by_f * of_distance;
+  d.a[0] = Fma(slope, turn, slope);
+  d.b[0] = Fma(-slope, turn, slope);
+  d.a[1] = Fma(by_height, w, by_height);
+  d.b[1] = Fma(-by_height, w, by_height);
+  return f;
+}
+
 // Score -gamma h^2: f = 4 h^2, c = -gamma r^2 / 4.
 struct PenumbralSquare {
   static constexpr int kRowScalars = 2;
@@ -65,6 +101,15 @@ struct PenumbralSquare {
   template <class V, class D>
   static void Gradient(V g, const V* a, const V* b, const V* /*t*/, D& d) {
     PenumbralSlopes(g, a, b, Splat(g, 2.0f), d);
+  }
+
+  template <class V, class D>
+  static V Both(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+    const auto function = [](V square, V& slope) {
+      slope = Splat(square, 2.0f);
+      return square;
+    };
+    return PenumbralBoth(g, a, b, function, d);
   }
 
   // 4 h^2 is at least D^2 and u^2 + v^2, and at most the larger of 4 and D^2 + 2 (u^2 + v^2) + 1.
@@ -96,6 +141,16 @@ struct Penumbral {
     const V square = PenumbralSquared(g, a, b);
     const V inverse = Select(square > tiny, Rsqrt(Max(tiny, square)), Splat(g, 0.0f));
     PenumbralSlopes(g, a, b, inverse, d);
+  }
+
+  template <class V, class D>
+  static V Both(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+    const auto function = [](V square, V& slope) {
+      // The root may be infinite if it is not used.
+      slope = Select(square > Tiny(square), Rsqrt(square), Splat(square, 0.0f));
+      return square * slope;
+    };
+    return PenumbralBoth(g, a, b, function, d);
   }
 
   template <class R, class V>

@@ -54,6 +54,22 @@ struct Umbral {
     d.b[0] = zero - dd;
   }
 
+  // If D > |u - v|, f = u - v - D. Otherwise, f = s (u - v), where s is 0 for a descendant, 2 for
+  // an ancestor and 1 at distance 0. The root may be infinite if it is not used.
+  template <class V, class D>
+  static V Both(V g, const V* a, const V* b, const V* /*t*/, D& d) {
+    const V zero = Splat(g, 0.0f);
+    const V two = Splat(g, 2.0f);
+    const V difference = a[0] - b[0];
+    const auto crossing = g > Fma(difference, difference, Tiny(g));
+    const V inverse = Select(crossing, Rsqrt(g), zero);
+    const V slope = Select(crossing, Splat(g, 1.0f), Fma(-two, Step(difference), two));
+    d.g = Splat(g, -0.5f) * inverse;
+    d.a[0] = slope;
+    d.b[0] = -slope;
+    return Fma(slope, difference, -(g * inverse));
+  }
+
   template <class R, class V>
   static R Bounds(R g, const V* a, const R* b, const V* /*t*/) {
     const V low = a[0] - b[0].most;

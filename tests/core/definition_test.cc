@@ -34,6 +34,8 @@ struct Definition {
   Number (*value)(const Point&, const Point&);
   // The derivatives set by Gradient; the others are NaN.
   Point (*gradient)(const Point&);
+  // The same by Both, and its value; null if the definition has no Both.
+  Point (*both)(const Point&, double* value);
 };
 
 struct Arguments {
@@ -56,17 +58,13 @@ Number Value(const Point& at, const Point& direction) {
   return D::Value(x.g, x.a, x.b, x.t);
 }
 
-template <class D>
-Point Gradient(const Point& at) {
-  const Arguments x(at, {});
-  const Number unset{std::nan(""), 0};
-  struct {
-    Number g;
-    Number a[3];
-    Number b[3];
-    Number t[3];
-  } d = {unset, {unset, unset, unset}, {unset, unset, unset}, {unset, unset, unset}};
-  D::Gradient(x.g, x.a, x.b, x.t, d);
+struct Slopes {
+  Number g{std::nan("")};
+  Number a[3] = {g, g, g};
+  Number b[3] = {g, g, g};
+  Number t[3] = {g, g, g};
+};
+Point PointOf(const Slopes& d) {
   Point derivative;
   derivative.g = d.g.value;
   for (size_t n = 0; n < 3; ++n) {
@@ -78,9 +76,31 @@ Point Gradient(const Point& at) {
 }
 
 template <class D>
+Point Gradient(const Point& at) {
+  const Arguments x(at, {});
+  Slopes d;
+  D::Gradient(x.g, x.a, x.b, x.t, d);
+  return PointOf(d);
+}
+
+template <class D>
+Point Both(const Point& at, double* value) {
+  const Arguments x(at, {});
+  Slopes d;
+  *value = D::Both(x.g, x.a, x.b, x.t, d).value;
+  return PointOf(d);
+}
+template <class D>
+concept HasBoth = requires(Number number, const Number* numbers, Slopes& d) {
+  D::Both(number, numbers, numbers, numbers, d);
+};
+
+template <class D>
 constexpr Definition Describe(const char* name) {
-  return {name,      D::kRowScalars, D::kColumnScalars, D::kHeadScalars,
-          D::kInput, Value<D>,       Gradient<D>};
+  Definition definition = {name,      D::kRowScalars, D::kColumnScalars, D::kHeadScalars,
+                           D::kInput, Value<D>,       Gradient<D>,       nullptr};
+  if constexpr (HasBoth<D>) definition.both = Both<D>;
+  return definition;
 }
 
 const std::vector<Definition>& Definitions() {
@@ -208,6 +228,35 @@ TEST_P(DefinitionTest, GradientIsTheDerivativeOfValue) {
 
 INSTANTIATE_TEST_SUITE_P(All, DefinitionTest, ::testing::ValuesIn(Definitions()),
                          [](const auto& test) { return std::string(test.param.name); });
+
+// Both has the value and the derivatives of the other functions, also for equal points.
+class BothTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(BothTest, ComputesTheSame) {
+  const Definition& definition = Find(GetParam());
+  ASSERT_NE(definition.both, nullptr);
+  std::mt19937 engine(2);
+  for (int repeat = 0; repeat < 5000; ++repeat) {
+    Point p = RandomPoint(definition, engine);
+    if (repeat % 10 == 0) p.g = 0;
+    if (repeat % 20 == 0) p.b = p.a;
+    SCOPED_TRACE(Branch(definition.name, p));
+    double value = 0;
+    Point both = definition.both(p, &value);
+    const double expected_value = definition.value(p, {}).value;
+    ASSERT_NEAR(value, expected_value, 1e-12 * std::max(1.0, std::fabs(expected_value)));
+    Point derivative = definition.gradient(p);
+    const auto slopes = Entries(definition, both);
+    for (const auto& [argument, expected] : Entries(definition, derivative)) {
+      ASSERT_NEAR(*slopes.at(argument), *expected, 1e-9 * std::max(1.0, std::fabs(*expected)))
+          << argument;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BothTest,
+                         ::testing::Values("laplacian", "umbral", "penumbral", "penumbral_square"),
+                         [](const auto& test) { return test.param; });
 
 // A point where a definition has a kink (such as equal terms of a maximum), and an argument that
 // moves the point to either side of the kink.

@@ -71,6 +71,18 @@ Dual<T> Select(bool mask, Dual<T> yes, Dual<T> no) {
   return mask ? yes : no;
 }
 template <class T>
+Dual<T> operator-(Dual<T> a) {
+  return {-a.value, -a.tangent};
+}
+template <class T>
+Dual<T> Fma(Dual<T> a, Dual<T> b, Dual<T> c) {
+  return a * b + c;
+}
+template <class T>
+Dual<T> Step(Dual<T> a) {
+  return {static_cast<T>(a.value > 0 ? 1 : a.value < 0 ? 0 : 0.5), 0};
+}
+template <class T>
 Dual<T> Max(Dual<T> a, Dual<T> b) {
   return Select(a > b, a, b);
 }

@@ -38,9 +38,13 @@ constexpr Form kForms[] = {
     {"AllWide", Element::kBFloat16, 128, true, true, true, false, true},
     {"AllWideFp32", Element::kFloat32, 128, true, true, true, false, true},
     {"Tables", Element::kBFloat16, 64, false, false, false, true, true},
-    // The backward pass of inner products takes one pass.
+    // Without gradients of factors.
     {"OnePass", Element::kBFloat16, 64, false, false, false, false, false, 64, false},
     {"OnePassWide", Element::kBFloat16, 128, false, false, false, false, false, 64, false},
+    {"PlainWideFp16", Element::kFloat16, 128, false, false, false, false, false},
+    {"TwoPasses", Element::kBFloat16, 64, false, false, false, false, false, 2, true, false, false},
+    {"TwoPassesWide", Element::kFloat16, 128, false, false, false, false, false, 2, true, false,
+     false},
 };
 constexpr size_t kFormCount = std::size(kForms);
 

@@ -22,7 +22,6 @@ const bool kAdded = [] {
   testing::AddEmulatedKernel("add_up_all", "", AddUpAll<Constants>);
   testing::AddEmulatedKernel("multiply", "", Multiply<Constants>);
   testing::AddEmulatedKernel("clear_sums", "", ClearSums<Constants>);
-  testing::AddEmulatedKernel("round_sums", "", RoundSums<Constants>);
   testing::AddEmulatedKernel("clear_pairs", "", ClearPairs<Constants>);
   testing::AddEmulatedKernel("map_tokens", "", MapTokens<Constants>);
   testing::AddEmulatedKernel("map_tokens_backward", "", MapTokensBackward<Constants>);

@@ -281,14 +281,14 @@ void WaitForCount(const int* from, int count) {
     Yield();
   }
 }
-void AddToSums(float* to, const float (&c)[4]) {
-  for (int e = 0; e < 4; ++e) {
-    float* const sum = to + 4 * (state.thread % kLanes) + e;
-    if (adding.emplace(sum, block).first->second != block) {
-      Fail("adds to a sum to which another block adds at the same time", Place::current());
-    }
-    block->additions.push_back({sum, c[e], state.thread, block->epoch});
+void AddToSum(float* to, float a) {
+  if (adding.emplace(to, block).first->second != block) {
+    Fail("adds to a sum to which another block adds at the same time", Place::current());
   }
+  block->additions.push_back({to, a, state.thread, block->epoch});
+}
+void AddToSums(float* to, int n, const float (&c)[4]) {
+  for (int e = 0; e < 4; ++e) AddToSum(to + 128 * n + 4 * (state.thread % kLanes) + e, c[e]);
 }
 void LoadSums(float (&c)[4], const float* from) {
   std::memcpy(c, from + static_cast<ptrdiff_t>(4 * (state.thread % kLanes)), sizeof(c));

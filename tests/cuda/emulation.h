@@ -113,7 +113,8 @@ void Fence();
 void StoreCount(int* to, int count);
 int LoadCount(const int* from);
 void WaitForCount(const int* from, int count);
-void AddToSums(float* to, const float (&c)[4]);
+void AddToSums(float* to, int n, const float (&c)[4]);
+void AddToSum(float* to, float a);
 void LoadSums(float (&c)[4], const float* from);
 
 // A lane's input to a warp-level operation, and its result.
@@ -217,6 +218,7 @@ inline float Log1p(float a) { return std::log1p(a); }
 inline float Tanh(float a) { return std::tanh(a); }
 inline float Angle(float x, float y) { return std::atan2(y, x + 0.0f); }
 inline float Select(bool mask, float yes, float no) { return mask ? yes : no; }
+inline float Step(float a) { return std::fmin(1.0f, std::fmax(0.0f, std::fma(a, 1e38f, 0.5f))); }
 
 }  // namespace gnomon::device
 

@@ -91,14 +91,15 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
     gradient.temperature = numbers;
   }
   Recorder backend(form.hopper);
-  const cuda::Saved saved{tokens, numbers, tokens, numbers, numbers};
+  float* const exact_o = form.exact ? numbers : nullptr;
+  const cuda::Saved saved{tokens, exact_o, tokens, numbers, numbers};
   if (passes == Passes::kTangents) {
     ForwardTangents(function, in, in, saved, {numbers, numbers}, backend);
     BackwardTangents(function, in, in, saved, {tokens, numbers}, gradient, backend);
     return backend.kernels();
   }
   if (passes != Passes::kBackward) {
-    Forward(function, in, {gradients, numbers, numbers, numbers}, backend);
+    Forward(function, in, {gradients, exact_o, numbers, numbers}, backend);
   }
   if (passes != Passes::kForward) {
     Backward(function, in, saved, gradient, backend);

@@ -24,6 +24,7 @@ struct Form {
   int64_t heads = 2;    // with few heads, the keys are divided into parts
   bool factor = true;   // whether the gradients of factors and scalars of heads are computed
   bool hopper = false;  // whether the GPU has compute capability 9.0
+  bool exact = true;    // whether unrounded outputs are stored; otherwise there are two passes
 };
 
 // kTangents: the derivatives of both passes.

@@ -36,7 +36,7 @@ GNOMON_DEVICE void CallIndices(const Parameters& p) {
 }
 
 // Applies each function to p.queries pairs of numbers a and b.
-constexpr int kFunctionCount = 22;
+constexpr int kFunctionCount = 23;
 GNOMON_DEVICE void CallFunctions(const Parameters& p) {
   const auto* const from = static_cast<const float*>(p.x.data);
   auto* const to = static_cast<float*>(p.o.data);
@@ -63,6 +63,7 @@ GNOMON_DEVICE void CallFunctions(const Parameters& p) {
         Splat(a, b),
         Tiny(a),
         Select(a < b, a, b),
+        Step(a),
         Infinity(),
         static_cast<float>(DivideUp(n, 7)),
         static_cast<float>(Least(n, 50) + Most(n, 60)),
@@ -308,14 +309,16 @@ GNOMON_DEVICE void CallElements(const Parameters& p) {
   }
 }
 
-// The blocks of a grid take tickets and, in their order, add four numbers per thread to sums. x
-// holds the next ticket, the number of blocks that have added, the sums, and then the numbers.
+// The blocks of a grid take tickets and, in their order, add four numbers per thread to sums, and
+// the first of them to another sum. x holds the next ticket, the number of blocks that have added,
+// the sums of four numbers, the numbers, and the other sums.
 constexpr int kSumBlocks = 12;
 constexpr int kSumsFirst = 4;  // the sums are aligned to 16 bytes
 GNOMON_DEVICE void CallSums(const Parameters& p) {
   auto* const next = static_cast<int*>(p.x.data);
   int* const count = next + 1;
-  auto* const sums = static_cast<float*>(p.x.data) + kSumsFirst + Thread() / 32 * 128;
+  auto* const all = static_cast<float*>(p.x.data) + kSumsFirst;
+  auto* const sums = all + Thread() / 32 * 128;
   if (Thread() == 0) StoreShared<int>(SharedMemory(), TakeTicket(next));
   Barrier();
   const int ticket = LoadShared<int>(SharedMemory());
@@ -332,7 +335,10 @@ GNOMON_DEVICE void CallSums(const Parameters& p) {
     if (!has_come) WaitForCount(count, ticket);
   }
   Barrier();
-  AddToSums(sums, numbers);
+  AddToSums(all, Thread() / 32, numbers);
+  float* const other =
+      static_cast<float*>(p.x.data) + kSumsFirst + 4 * kThreads * (1 + kSumBlocks) + Thread();
+  AddToSum(other, numbers[0]);
   Barrier();
   if (Thread() == 0) {
     Fence();
@@ -343,6 +349,7 @@ GNOMON_DEVICE void CallSums(const Parameters& p) {
   float results[4];
   LoadSums(results, sums);
   for (int n = 0; n < 4; ++n) static_cast<float*>(p.o.data)[4 * Thread() + n] = results[n];
+  static_cast<float*>(p.o.data)[4 * kThreads + Thread()] = *other;
 }
 
 template <class C>

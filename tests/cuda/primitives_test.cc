@@ -371,6 +371,10 @@ TEST_P(PrimitivesTest, FunctionsOfNumbers) {
       {"Splat", 0, [](double, double y, size_t) { return y; }},
       {"Tiny", 0, [](double, double, size_t) { return 1e-30f; }},
       {"Select", 0, [](double x, double y, size_t) { return x < y ? x : y; }},
+      {"Step", 0,
+       [](double x, double, size_t) { return x > 0                    ? 1.0
+                                             : x < 0 || std::isnan(x) ? 0.0
+                                                                      : 0.5; }},
       {"Infinity", 0, [](double, double, size_t) { return HUGE_VAL; }},
       {"DivideUp", 0, [](double, double, size_t n) { return static_cast<double>((n + 6) / 7); }},
       {"Least and Most", 0,
@@ -672,7 +676,7 @@ TEST_P(PrimitivesTest, ElementsOfMemory) {
 TEST_P(PrimitivesTest, SumsInTheOrderOfTickets) {
   constexpr size_t kNumbers = 4 * calls::kThreads;
   constexpr size_t kFirst = calls::kSumsFirst;
-  Words in(kFirst + (1 + calls::kSumBlocks) * kNumbers, 0);
+  Words in(kFirst + (1 + calls::kSumBlocks) * kNumbers + calls::kThreads, 0);
   std::vector<float> expected(kNumbers, 0.0f);
   std::normal_distribution<float> normal;
   for (size_t n = 0; n < calls::kSumBlocks * kNumbers; ++n) {
@@ -680,9 +684,13 @@ TEST_P(PrimitivesTest, SumsInTheOrderOfTickets) {
     expected[n % kNumbers] += number;
     in[kFirst + kNumbers + n] = std::bit_cast<uint32_t>(number);
   }
-  const Words out = Run({.call = calls::kSums, .grid = {calls::kSumBlocks, 1, 1}}, in, kNumbers);
+  const Words out = Run({.call = calls::kSums, .grid = {calls::kSumBlocks, 1, 1}}, in,
+                        kNumbers + calls::kThreads);
   // The sums of a fragment are read as they were added.
   for (size_t n = 0; n < kNumbers; ++n) ASSERT_EQ(FloatOf(out[n]), expected[n]) << n;
+  for (size_t t = 0; t < calls::kThreads; ++t) {
+    ASSERT_EQ(FloatOf(out[kNumbers + t]), expected[4 * t]) << t;
+  }
 }
 
 // Products by groups of warps, whose operands other warps copy. Sums of integers are exact.

@@ -1,8 +1,11 @@
-// Compiles the kernels of plain causal calls in bf16 (64 query heads on one key head), with and
-// without gradients of factors, and describes each in one line of JSON:
+// Compiles the kernels of plain causal calls in bf16 (64 query heads on one key head) and describes
+// each in one line of JSON:
 //   gnomon_write_cubins FOLDER CAPABILITY [KERNEL...]
 // Writes FOLDER/KERNEL.sm_CAPABILITY.cubin; a kernel is named "forward-dot-64" after its pass, pair
-// function and head dimension. Without KERNEL, writes all.
+// function and head dimension. Calls have gradients of factors ("backward_factor") or not, and
+// store unrounded outputs, for which the forward pass may split weights ("forward_split"), or not.
+// Without them, the backward pass takes two passes ("backward_queries" and "backward_keys").
+// Without KERNEL, writes all.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -39,9 +42,11 @@ void Write(const std::string& folder, int capability, const LaunchedKernel& kern
   if (!file.flush()) throw std::runtime_error("cannot write " + path);
   std::printf(
       "{\"kernel\": \"%s\", \"capability\": %d, \"path\": \"%s\", \"threads\": %u, "
-      "\"shared_bytes\": %u, \"registers\": %d, \"rows\": %d, \"step\": %d, \"producers\": %d}\n",
+      "\"shared_bytes\": %u, \"registers\": %d, \"spilled_bytes\": %d, \"rows\": %d, \"step\": %d, "
+      "\"producers\": %d}\n",
       label.c_str(), capability, path.c_str(), kernel.shape.threads, kernel.shape.shared_bytes,
-      compiled.registers, static_cast<int>(16 * ConstantOf(kernel.name, "kRowTiles")),
+      compiled.registers, compiled.spilled,
+      static_cast<int>(16 * ConstantOf(kernel.name, "kRowTiles")),
       static_cast<int>(ConstantOf(kernel.name, "kStep")),
       static_cast<int>(ConstantOf(kernel.name, "kProducers")));
 }
@@ -57,20 +62,27 @@ void Run(const std::vector<std::string>& words) {
     for (const int64_t dim : {64, 128}) {
       const auto write = [&](const Form& form, Passes passes) {
         for (const LaunchedKernel& kernel : KernelsOf(FindPairFunction(name), form, passes)) {
-          if (kernel.name.definition.empty()) continue;
-          const std::string label = kernel.name.kind + "-" + name + "-" + std::to_string(dim);
+          std::string kind = kernel.name.kind;
+          if (!kind.starts_with("forward") && !kind.starts_with("backward")) continue;
+          if (kind == "backward" && form.factor) kind += "_factor";
+          if (ConstantOf(kernel.name, "kSplit") != 0) kind += "_split";
+          const std::string label = kind + "-" + name + "-" + std::to_string(dim);
           if (!chosen.empty() && std::ranges::find(chosen, label) == chosen.end()) continue;
           if (!written.insert(label).second) continue;
           Write(words[0], std::stoi(words[1]), kernel, label);
         }
       };
-      Form form{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
-      for (const bool factor : {true, false}) {
-        form.factor = factor;
-        write(form, Passes::kBoth);
+      const Form plain{.name = "", .element = cuda::Element::kBFloat16, .dim = dim, .heads = 64};
+      Form fixed = plain;
+      fixed.factor = false;
+      Form rounded = plain;
+      rounded.exact = false;
+      for (const Form& form : {plain, fixed, rounded}) write(form, Passes::kBoth);
+      if (words[1] != "90") continue;
+      for (Form form : {plain, rounded}) {
+        form.hopper = true;
+        write(form, Passes::kForward);
       }
-      form.hopper = true;
-      if (words[1] == "90") write(form, Passes::kForward);
     }
   }
   if (!chosen.empty() && written.size() != chosen.size()) {
