@@ -89,10 +89,12 @@ void Backward(const PairFunction& function, const Input& input, const Saved& sav
     out.o = {backend.Scratch(bytes(rows * n.value_dim)), {n.heads * of_head, of_head, n.value_dim}};
     out.exact_o = static_cast<float*>(backend.Scratch(bytes(rows * n.value_dim)));
     out.statistics = static_cast<float*>(backend.Scratch(bytes(3 * rows)));
+    out.precise = true;
     plan.Forward(out);
     complete.o = {out.o.data, out.o.stride, input.x.type};
     complete.exact_o = out.exact_o;
     complete.statistics = out.statistics;
+    complete.precise = out.precise;
   }
   plan.Backward(complete, gradient);
   Log("backward", function, input, plan);

@@ -43,6 +43,9 @@ struct Output {
   float* exact_o = nullptr;
   float* lse = nullptr;         // (B, H, Lq)
   float* statistics = nullptr;  // (3, B, H, Lq); not stored if null
+  // Whether a backward pass will use exact_o. For pair functions with row or column scalars and
+  // 16-bit tokens, exact_o is then as precise as for fp32 tokens, which takes more time.
+  bool precise = false;
 };
 
 // The results of the forward pass and the gradients of its outputs.
@@ -52,6 +55,7 @@ struct Saved {
   Tokens d_o;
   const float* d_lse = nullptr;       // null means 0
   const float* statistics = nullptr;  // if null, the forward pass is repeated
+  bool precise = false;               // Output::precise
 };
 
 // Gradients with null pointers are not computed.

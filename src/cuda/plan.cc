@@ -53,10 +53,7 @@ void Plan::Forward(const Output& out) {
   p_.exact_o = out.exact_o;
   p_.lse = out.lse;
   p_.statistics = out.statistics;
-  // The gradients of scalars add up slopes that the pairs of a row or column share. The rounding
-  // errors of weights in delta, which one pass does not balance, would dominate them.
-  const bool splits = p_.exact_o != nullptr && FitsOnePass() &&
-                      function_.row_scalars + function_.column_scalars > 0;
+  const bool splits = out.precise && p_.exact_o != nullptr && FitsOnePass() && NeedsPrecision();
   const bool has_values = features_.kRelativeValues != 0;
   // Relative values are added to the unrounded results later.
   if (has_values && p_.exact_o == nullptr) {
@@ -210,7 +207,7 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   p_.shift = context_.New<float>(Size(context_.rows()));
   p_.inverse = context_.New<float>(Size(context_.rows()));
   float* const delta = context_.New<float>(Size(context_.rows()));
-  if (RunsInOnePass(gradient)) {
+  if (RunsInOnePass(saved, gradient)) {
     p_.delta = delta;
     PassOverPairs(c, gradient);
     if (sums_heads) SumHeads(gradient);
@@ -249,9 +246,14 @@ bool Plan::FitsOnePass() const {
          features_.kDim <= most && features_.kValueDim <= most && p_.key_rows == nullptr;
 }
 
-bool Plan::RunsInOnePass(const Gradient& gradient) const {
+// The gradients of scalars add up slopes that the pairs of a row or column share. The rounding
+// errors of weights in delta, which one pass does not balance, would dominate them.
+bool Plan::NeedsPrecision() const { return function_.row_scalars + function_.column_scalars > 0; }
+
+bool Plan::RunsInOnePass(const Saved& saved, const Gradient& gradient) const {
   // With unrounded outputs, the deltas are nearly balanced.
-  return FitsOnePass() && p_.exact_o != nullptr && WantsKeys(gradient);
+  return FitsOnePass() && p_.exact_o != nullptr && (saved.precise || !NeedsPrecision()) &&
+         WantsKeys(gradient);
 }
 
 int Plan::Scalars() const {

@@ -41,7 +41,9 @@ class Plan {
   int64_t Terms() const;
   // Whether the backward pass can, or does, evaluate each pair only once.
   bool FitsOnePass() const;
-  bool RunsInOnePass(const Gradient& gradient) const;
+  bool RunsInOnePass(const Saved& saved, const Gradient& gradient) const;
+  // Whether one pass needs the outputs of a precise forward pass.
+  bool NeedsPrecision() const;
   void PassOverPairs(Constants c, const Gradient& gradient);
   void PrepareDelta(int64_t count, bool one_pass);
   // `scores`: the number of arrays of pair values that a tile needs.

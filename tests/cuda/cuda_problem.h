@@ -90,6 +90,7 @@ struct CudaOptions {
   bool fills = false;  // whether one block counts as enough to fill a GPU
   bool is_hopper = false;
   bool keeps_exact_o = true;
+  bool precise = true;  // Output::precise
   bool keeps_statistics = true;
   bool forward_only = false;
   bool keeps_factor = false;                 // whether the gradient of the factor is not computed
@@ -123,7 +124,7 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   std::vector<float> exact_o(lse.size() * static_cast<size_t>(options.shape.value_dim), kNan);
   Forward(p.function, in,
           {o_elements.tensor(), how.keeps_exact_o ? exact_o.data() : nullptr, lse.data(),
-           statistics.data()},
+           statistics.data(), how.precise},
           backend);
   if (how.statistics != nullptr) *how.statistics = statistics;
   Results<float> results;
@@ -183,6 +184,7 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   saved.d_o = d_o.tokens();
   saved.d_lse = p.pass_d_lse ? p.d_lse.data() : nullptr;
   saved.statistics = how.keeps_statistics ? statistics.data() : nullptr;
+  saved.precise = how.precise;
   Backward(p.function, in, saved, gradient, backend);
   o_elements.CopyTo(&o);
   results["o"] = o.TakeOutput();

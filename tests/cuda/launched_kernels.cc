@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/attention.h"
@@ -92,19 +95,26 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
   }
   Recorder backend(form.hopper);
   float* const exact_o = form.exact ? numbers : nullptr;
-  const cuda::Saved saved{tokens, exact_o, tokens, numbers, numbers};
+  const cuda::Saved saved{tokens, exact_o, tokens, numbers, numbers, form.exact};
   if (passes == Passes::kTangents) {
     ForwardTangents(function, in, in, saved, {numbers, numbers}, backend);
     BackwardTangents(function, in, in, saved, {tokens, numbers}, gradient, backend);
     return backend.kernels();
   }
   if (passes != Passes::kBackward) {
-    Forward(function, in, {gradients, exact_o, numbers, numbers}, backend);
+    Forward(function, in, {gradients, exact_o, numbers, numbers, form.exact}, backend);
   }
   if (passes != Passes::kForward) {
     Backward(function, in, saved, gradient, backend);
   }
   return backend.kernels();
+}
+
+int64_t ConstantOf(const cuda::KernelName& name, std::string_view constant) {
+  for (const auto& [key, value] : name.constants) {
+    if (key == constant) return value;
+  }
+  throw std::runtime_error("no constant " + std::string(constant));
 }
 
 std::vector<LaunchedKernel> KernelsOfTokenMaps() {

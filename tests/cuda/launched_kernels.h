@@ -3,6 +3,7 @@
 #define GNOMON_TESTS_CUDA_LAUNCHED_KERNELS_H_
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "cuda/attention.h"
@@ -24,7 +25,7 @@ struct Form {
   int64_t heads = 2;    // with few heads, the keys are divided into parts
   bool factor = true;   // whether the gradients of factors and scalars of heads are computed
   bool hopper = false;  // whether the GPU has compute capability 9.0
-  bool exact = true;    // whether unrounded outputs are stored; otherwise there are two passes
+  bool exact = true;    // whether precise outputs are stored; otherwise there are two passes
 };
 
 // kTangents: the derivatives of both passes.
@@ -38,6 +39,9 @@ struct LaunchedKernel {
 // Returns the kernels that the passes launch, each once.
 std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& form,
                                       Passes passes = Passes::kBoth);
+
+// Returns a constant of constants.h.
+int64_t ConstantOf(const cuda::KernelName& name, std::string_view constant);
 
 // Kernels of token maps (cuda/token_map.h): each element type, map, rotation and alignment.
 std::vector<LaunchedKernel> KernelsOfTokenMaps();

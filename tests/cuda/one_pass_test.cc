@@ -8,6 +8,7 @@
 
 #include "cuda_problem.h"
 #include "gtest/gtest.h"
+#include "launched_kernels.h"
 
 namespace gnomon::testing {
 namespace {
@@ -192,6 +193,10 @@ TEST(OnePassPlanTest, OtherCallsTakeTwoPasses) {
   how = usual;
   how.element = Element::kFloat32;
   EXPECT_EQ(KindsOf(plain, how), two);
+  how = usual;
+  how.precise = false;
+  EXPECT_EQ(KindsOf(plain, how, "umbral"), two);
+  EXPECT_EQ(KindsOf(plain, how, "laplacian"), kOnePass);
   EXPECT_EQ(KindsOf(plain, usual, "additive"), two);
   EXPECT_EQ(KindsOf({.shape = {1, 2, 1, 20, 30, 129, 16}}, usual, "umbral"), two);
   EXPECT_EQ(KindsOf({.shape = {1, 2, 1, 20, 30, 16, 65}}, usual, "softcap"), two);
@@ -210,6 +215,32 @@ TEST(OnePassPlanTest, OtherCallsTakeTwoPasses) {
   // The gradients of queries alone need only the pass over keys.
   how.only = "d_x";
   EXPECT_EQ(KindsOf(plain, how), std::vector<std::string>{"backward_queries"});
+}
+
+// Inference does not take the time of precise outputs, which only one pass needs.
+TEST(OnePassPlanTest, SplitsWeightsOnlyForOnePass) {
+  struct Case {
+    const char* function;
+    bool precise;
+    Element element;
+    bool splits;
+  };
+  for (const bool is_hopper : {false, true}) {
+    for (const Case& c : {Case{"umbral", true, Element::kBFloat16, true},
+                          Case{"umbral", false, Element::kBFloat16, false},
+                          Case{"umbral", true, Element::kFloat32, false},
+                          Case{"laplacian", true, Element::kBFloat16, false}}) {
+      EmulatedBackend backend({}, 1, is_hopper);
+      const Problem<float> p = ProblemOf(EmulatedPairFunction(c.function),
+                                         {.shape = {1, 2, 1, 256, 64, 48, 64}}, c.element);
+      RunCuda(p, {.element = c.element, .precise = c.precise, .forward_only = true}, &backend);
+      int64_t splits = 0;
+      for (const cuda::KernelName& name : backend.launched()) {
+        if (name.kind.starts_with("forward")) splits += ConstantOf(name, "kSplit");
+      }
+      EXPECT_EQ(splits, c.splits ? 1 : 0) << c.function;
+    }
+  }
 }
 
 }  // namespace

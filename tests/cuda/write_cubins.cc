@@ -14,7 +14,6 @@
 #include <set>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/cuda_program.h"
@@ -25,13 +24,6 @@
 
 namespace gnomon::testing {
 namespace {
-
-int64_t ConstantOf(const cuda::KernelName& name, std::string_view constant) {
-  for (const auto& [key, value] : name.constants) {
-    if (key == constant) return value;
-  }
-  throw std::runtime_error("no constant " + std::string(constant));
-}
 
 void Write(const std::string& folder, int capability, const LaunchedKernel& kernel,
            const std::string& label) {

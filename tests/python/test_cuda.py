@@ -34,7 +34,8 @@ def on_cuda(operator, *arguments):
 def dot_arguments(x, y, v, factor, bias=None):
     """The arguments of attention_forward for a dot product without further options."""
     tensors = (x, y, v, None, None, None, factor, bias, *[None] * 20)
-    return *tensors, "dot", 0, None, None, None, None, "", None, "clip", 1.0, 0.0, 0.0, False, 0.0
+    numbers = (1.0, 0.0, 0.0, False, 0.0, False)
+    return *tensors, "dot", 0, None, None, None, None, "", None, "clip", *numbers
 
 
 def fake_tokens(dtype, *shape, grad=False):
@@ -283,7 +284,7 @@ def forward(x, function="dot", right=None, dropout=0.0, seed=None):
     return ops.attention_forward.default.redispatch(
         keys, x, x, x, None, None, None, heads, *[None] * 20,
         seed, function, 0, None, right, None, None, "", None, "clip", 1.0,
-        dropout, 0.0, False, 0.0)
+        dropout, 0.0, False, 0.0, False)
 def error_of(call):
     try:
         call()

@@ -7,8 +7,10 @@ import pickle
 import pytest
 import torch
 from formulas import SIMILARITIES
+from functorch.compile import aot_function
 from operator_checks import peak_memory
 from torch.func import functional_call, grad, jacrev, vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import gnomon
@@ -581,6 +583,55 @@ def terms():
         "LogTemperature": position.LogTemperature(length=2, kind="smooth"),
         "Specified": position.Specified("alibi:slopes=tensor", (heads,)),
     }
+
+
+class Recorded(TorchDispatchMode):
+    """Lists the passes of attention with their argument `recorded`."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def see(self, function, args):
+        if isinstance(function, torch._ops.OpOverload) and function.namespace == "gnomon":
+            names = [argument.name for argument in function._schema.arguments]
+            name = function._schema.name.removeprefix("gnomon::attention_")
+            self.seen.append((name, args[names.index("recorded")]))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.see(function, args)
+        return function(*args, **(kwargs or {}))
+
+    def compile(self, graph, _inputs):
+        for node in graph.graph.nodes:
+            self.see(node.target, node.args)
+        return graph
+
+
+def test_operators_know_whether_autograd_records_them():
+    """Otherwise inference would take the time of outputs that only a backward pass needs."""
+    x = torch.randn(SAMPLES, 1, 2, 5, 4)
+    leaf = x[0].clone().requires_grad_()
+    passes = [("forward", True), ("backward", True)]
+
+    def loss(q):
+        return gnomon.attention(q, q, q, similarity="umbral").square().sum()
+
+    for expected, run in [
+        ([("forward", False)], lambda: loss(x[0])),
+        ([("forward", False)], lambda: torch.no_grad()(loss)(leaf)),
+        (passes, lambda: loss(leaf).backward()),
+        ([("forward", False), *passes], lambda: checkpoint(loss, leaf, use_reentrant=True).backward()),
+        (passes, lambda: grad(loss)(x[0])),
+        (passes, lambda: vmap(grad(loss))(x)),
+        (passes, lambda: grad(lambda x: vmap(loss)(x).sum())(x)),
+    ]:
+        with Recorded() as mode:
+            run()
+        assert [call for call in mode.seen if call[0] in ("forward", "backward")] == expected
+    mode.seen.clear()
+    aot_function(loss, mode.compile, mode.compile)(leaf).backward()
+    assert mode.seen == passes
 
 
 def test_terms_keep_their_own_shapes():

@@ -69,6 +69,7 @@ Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
   }
   output.lse = lse.mutable_data_ptr<float>();
   output.statistics = statistics.mutable_data_ptr<float>();
+  output.precise = a.recorded;
   cuda::Forward(call.function(), input, output, backend);
   if (!exact.is_same(o)) o.copy_(exact);
   return outputs;
@@ -100,6 +101,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   saved.d_o = TokenRows<float>(d_o);
   saved.d_lse = Data<float>(d_lse);
   saved.statistics = statistics.const_data_ptr<float>();
+  saved.precise = a.recorded;
   NamedGradients<OperatorArguments> of(gradients);
   cuda::Gradient gradient;
   const auto rows = [&](std::string_view name) { return MutableDeviceRows(of(name)); };
@@ -228,6 +230,7 @@ std::vector<at::Tensor> BackwardJvpOn(const Cotangents& cotangents, const Operat
   cuda::Output output;
   output.exact_o = o.mutable_data_ptr<float>();
   output.statistics = statistics.mutable_data_ptr<float>();
+  output.precise = saved.precise = gradients.any();
   cuda::Forward(call.function(), input, output, backend);
   if (needed.back()) {
     ContiguousResult o_tangent(results[0]);

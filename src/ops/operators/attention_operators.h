@@ -30,7 +30,9 @@ namespace gnomon {
 // query_offsets is absent. left and right bound the window. chunks holds the chunk size, and the
 // numbers of chunks before and after a query's own chunk that the query attends to. grid holds the
 // prefix and the axis lengths of the token grid. tolerance bounds the weight that skipped tiles may
-// contribute to a row's sum. With rows_first, o is stored as (B, Q, H, V). Relative queries use the
+// contribute to a row's sum. With rows_first, o is stored as (B, Q, H, V). Autograd sets recorded
+// if it records the call: kernels of GPUs then compute o with the precision that the backward pass
+// needs, which receives the same flag. Relative queries use the
 // first five layouts below, on the CPU only, and are indexed in reverse order. relative_layout
 // defines how the m rows of relative keys and values are indexed:
 //   "clip", "zero": offsets -n to n, m = 2 n + 1; farther pairs use the nearest row, or none;
@@ -80,7 +82,8 @@ namespace gnomon {
   ARGUMENT(double, dropout, 0, kOption, "")                                  \
   ARGUMENT(double, softcap, 0, kOption, "")                                  \
   ARGUMENT(bool, rows_first, false, kOption, "")                             \
-  ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")
+  ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")                \
+  ARGUMENT(bool, recorded, false, kOption, "")
 
 struct OperatorArguments {
   GNOMON_ARGUMENTS(GNOMON_ATTENTION_ARGUMENTS)

@@ -144,18 +144,20 @@ class RecordedOperator {
     Arguments primals = arguments;
     const Tensors tangents = TakeTangents(primals);
     const Needed needed = NeededOf(primals);
+    const bool is_recorded = RecordsGradients(needed);
+    if (is_recorded) SetRecorded(primals);
     const auto set_tangents = [](Outputs& outputs, const auto& jvp) {
       std::get<0>(outputs)._set_fw_grad(std::get<3>(jvp), /*level=*/0, /*is_inplace_op=*/false);
       std::get<1>(outputs)._set_fw_grad(std::get<4>(jvp), /*level=*/0, /*is_inplace_op=*/false);
     };
-    if (!tangents.empty() && !RecordsGradients(needed)) {
+    if (!tangents.empty() && !is_recorded) {
       const auto jvp = Operator::CallJvp(primals, TangentsOf(tangents));
       Outputs outputs = {std::get<0>(jvp), std::get<1>(jvp), std::get<2>(jvp)};
       set_tangents(outputs, jvp);
       return outputs;
     }
     Outputs outputs = BelowAutograd([&] { return Operator::CallForward(primals); });
-    if (RecordsGradients(needed)) {
+    if (is_recorded) {
       const ForwardPass pass{arguments, outputs, needed};
       const Tensors recorded = std::apply(
           [&](const auto&... members) { return ApplyFunction<Forward>(pass, members...); },
@@ -251,7 +253,8 @@ class RecordedOperator {
     }
 
     static Tensors backward(Context* context, const Tensors& d_outputs) {
-      const SavedCall<Arguments> call(context, 3);
+      SavedCall<Arguments> call(context, 3);
+      SetRecorded(call.arguments);
       Needed needed;
       const c10::List<bool> flags = context->saved_data["needed"].toBoolList();
       for (size_t n = 0; n < needed.size(); ++n) needed[n] = flags[n];
@@ -374,6 +377,11 @@ class RecordedOperator {
           gradients);
     }
   };
+
+  // Tells the kernels, if they ask, that autograd records the forward pass.
+  static void SetRecorded(Arguments& arguments) {
+    if constexpr (requires { arguments.recorded; }) arguments.recorded = true;
+  }
 
   static Needed NeededOf(const Arguments& arguments) {
     Needed needed = {};
