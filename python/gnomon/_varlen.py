@@ -291,8 +291,7 @@ def _applies_to_each(positions: list[Position], given: Mapping[str, Any]) -> boo
 def _depend_on_offsets(positions: list[Position]) -> bool:
     """Returns whether all terms are known to depend only on p_j - p_i, which packing preserves.
 
-    If so, token positions are omitted, because GPUs have no kernels for them and they slow down the
-    CPU kernels.
+    If so, token positions are omitted, because they slow down the kernels.
     """
     for position in positions:
         # torch.compile cannot trace components_of().

@@ -37,9 +37,6 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
     return "score_softcap is not supported on a GPU; expected tensors on the CPU, or "
            "similarity.Dot(softcap=), which caps products before biases are added";
   }
-  if (in.query_positions != nullptr) {
-    return "positions are not supported on a GPU; pass query_offset instead";
-  }
   if (in.relative.queries != nullptr) {
     return "relative queries (position to content) are not supported on a GPU; expected tensors "
            "on the CPU, or a position without them";

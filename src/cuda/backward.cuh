@@ -77,13 +77,12 @@ GNOMON_DEVICE void AddDiagonals(const unsigned char* scores, int rows, float* to
 // Adds a tile's gradients to those of a table with a layout. Each warp adds to its own partial
 // sums, one query at a time.
 template <class C>
-GNOMON_DEVICE void AddEntries(const LayoutParameters& layout, const unsigned char* scores, int rows,
-                              int first_key, int first_query, int queries, Int64 position,
-                              float* to) {
+GNOMON_DEVICE void AddEntries(const Parameters& p, const unsigned char* scores, int rows, int b,
+                              int first_key, int first_query, float* to) {
   const int width = C::kStep + 1;
-  for (int c = Thread() / 32; c < C::kStep && first_query + c < queries; c += C::kWarps) {
-    AddToEntries(layout, scores + 4 * c, 4 * width, rows, first_key, position + first_query + c,
-                 to);
+  for (int c = Thread() / 32; c < C::kStep && first_query + c < p.queries; c += C::kWarps) {
+    AddToEntries<C>(p, p.layout, scores + 4 * c, 4 * width, rows, first_key, b, first_query + c,
+                    to);
   }
 }
 
@@ -417,10 +416,10 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                   const float p_ij = Exp2(score.value - softmax.shift) * softmax.inverse;
                   const float kept = Kept<C>(p, query, j);
                   if (C::kRelativeValues != 0) {
-                    dp[n][e] += SumOfEntries(
-                        p.relative_layout,
-                        head.relative_products + static_cast<Int64>(i) * p.relative_size,
-                        head.position + i, j);
+                    dp[n][e] += SumOfPair<C>(
+                        p, p.relative_layout,
+                        head.relative_products + static_cast<Int64>(i) * p.relative_size, head, i,
+                        j);
                   }
                   weight = p_ij * kept;
                   const float tempered = p_ij * (kept * dp[n][e] - softmax.delta);
@@ -516,8 +515,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         if (sums_bias && bias_sums != nullptr) {
           float* const of_head = bias_sums + (h - first_h) * part_step;
           if (C::kBias == 2) {
-            AddEntries<C>(p.layout, memory + at.scores, rows_in_block, begin, start, p.queries,
-                          head.position, of_head + warp * p.bias_size);
+            AddEntries<C>(p, memory + at.scores, rows_in_block, b, begin, start,
+                          of_head + warp * p.bias_size);
           } else {
             AddDiagonals<C>(memory + at.scores, rows_in_block, of_head,
                             static_cast<Int64>(begin) - start - C::kStep + p.queries, p.bias_size);

@@ -20,6 +20,7 @@
 //   kBias         0 none, 1 by offset, 2 by a layout
 //   kKeyBias      0 none, 1 one part, 2 two parts with a base
 //   kPairBias, kPairMask, kSegments, kTemperature, kDropout
+//   kPositions    whether tokens have explicit positions
 //   kRelativeKeys, kRelativeValues
 //   kRelativeSums whether a pass over keys accumulates the sums for their gradients
 //   kParts        whether results cover a part of the keys and are merged later
@@ -51,6 +52,7 @@
   X(kPairBias)                   \
   X(kPairMask)                   \
   X(kSegments)                   \
+  X(kPositions)                  \
   X(kTemperature)                \
   X(kDropout)                    \
   X(kRelativeKeys)               \
@@ -79,15 +81,16 @@ constexpr int BytesOf(int type) { return type == 0 ? 4 : 2; }
 constexpr int RowBytes(int type, int columns) { return columns * BytesOf(type) + 16; }
 
 // The number of 4-byte words that are copied with a tile for each row that the block does not own.
-constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segments) {
-  return column_scalars + (distance ? 1 : 0) + key_bias + segments;
+constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segments,
+                       int positions) {
+  return column_scalars + (distance ? 1 : 0) + key_bias + segments + positions;
 }
-constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments,
+constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segments, int positions,
                          int temperature, int dropout, int one_pass) {
   // Five words are the ends of the key interval, the shift, the inverse sum and delta. One pass
   // does not need the inverse sum, but the threshold of near distances.
   return 5 - one_pass + row_scalars + (distance ? 1 + one_pass : 0) + (key_bias == 2 ? 1 : 0) +
-         segments + temperature + 2 * dropout;
+         segments + 2 * positions + temperature + 2 * dropout;
 }
 
 // The backward pass in one pass: the numbers per query that it sums in addition to the gradients of

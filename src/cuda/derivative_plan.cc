@@ -202,14 +202,15 @@ int64_t DerivativePlan::MostColumns() const {
 
 int DerivativePlan::WordsOfKeys() const {
   const Constants& c = features_;
-  return KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments)) +
+  return KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
+                  Int(c.kPositions)) +
          KeyTangentWords(function_.column_scalars, distance_, Int(c.kKeyBias));
 }
 
 int DerivativePlan::WordsOfQueries() const {
   const Constants& c = features_;
   return QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
-                    Int(c.kTemperature), Int(c.kDropout), 0) +
+                    Int(c.kPositions), Int(c.kTemperature), Int(c.kDropout), 0) +
          QueryTangentWords(function_.row_scalars, distance_, Int(c.kTemperature));
 }
 

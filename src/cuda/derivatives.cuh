@@ -275,7 +275,7 @@ GNOMON_DEVICE float AddedTangent(const Parameters& p, const HeadTerms& head, con
   float sum = 0;
   if (C::kBias == 1 && of.bias != nullptr) sum += of.bias[j - i + p.queries - 1];
   if (C::kBias == 2 && of.bias != nullptr) {
-    sum += SumOfEntries(p.layout, of.bias, head.position + i, j);
+    sum += SumOfPair<C>(p, p.layout, of.bias, head, i, j);
   }
   if (C::kKeyBias != 0) sum += k.bias;
   if (C::kPairBias != 0 && p.tangent.pair_bias.data != nullptr) {
@@ -284,9 +284,8 @@ GNOMON_DEVICE float AddedTangent(const Parameters& p, const HeadTerms& head, con
         bias.data)[head.b * bias.stride[0] + head.h * bias.stride[1] + i * bias.stride[2] + j];
   }
   if (C::kRelativeKeys != 0 && of.relative_scores != nullptr) {
-    sum += SumOfEntries(p.relative_layout,
-                        of.relative_scores + static_cast<Int64>(i) * p.relative_size,
-                        head.position + i, j);
+    sum += SumOfPair<C>(p, p.relative_layout,
+                        of.relative_scores + static_cast<Int64>(i) * p.relative_size, head, i, j);
   }
   return sum;
 }
@@ -450,7 +449,7 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   const int x_bytes = cuda::RowBytes(C::kType, C::kDim);
   const int v_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   const int word_count =
-      cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
+      cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments, C::kPositions);
   const int tangent_words = cuda::KeyTangentWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias);
   const DualLayout at = cuda::LayoutOfDuals(
       C::kType, C::kDim, C::kValueDim, rows_in_block, C::kStep, C::kStages, C::kOwn,
@@ -794,8 +793,9 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
   const int y_bytes = cuda::RowBytes(C::kType, C::kValueDim);
   const int plain_words =
       kKeys ? cuda::QueryWords(F::kRowScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
-                               C::kTemperature, C::kDropout, 0)
-            : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
+                               C::kPositions, C::kTemperature, C::kDropout, 0)
+            : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
+                             C::kPositions);
   const int word_count =
       plain_words + (kKeys
                          ? cuda::QueryTangentWords(F::kRowScalars, IsDistance<F>(), C::kTemperature)
@@ -1107,11 +1107,11 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
                 float product_tangent = dp_tangents[n][e];
                 if (C::kRelativeValues != 0) {
                   const Int64 table = static_cast<Int64>(i) * p.relative_size;
-                  product += SumOfEntries(p.relative_layout, head.relative_products + table,
-                                          head.position + i, j);
+                  product += SumOfPair<C>(p, p.relative_layout, head.relative_products + table,
+                                          head, i, j);
                   if (of_head.relative_products != nullptr) {
-                    product_tangent += SumOfEntries(
-                        p.relative_layout, of_head.relative_products + table, head.position + i, j);
+                    product_tangent += SumOfPair<C>(p, p.relative_layout,
+                                                    of_head.relative_products + table, head, i, j);
                   }
                 }
                 product *= kept;
@@ -1252,8 +1252,8 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
           if (sums_bias && bias_sums != nullptr) {
             float* const of_bias = bias_sums + (h - first_h) * part_step;
             if (C::kBias == 2) {
-              AddEntries<C>(p.layout, memory + at.scores, rows_in_block, begin, start, p.queries,
-                            head.position, of_bias + warp * p.bias_size);
+              AddEntries<C>(p, memory + at.scores, rows_in_block, b, begin, start,
+                            of_bias + warp * p.bias_size);
             } else {
               AddDiagonals<C>(memory + at.scores, rows_in_block, of_bias,
                               static_cast<Int64>(begin) - start - C::kStep + p.queries,

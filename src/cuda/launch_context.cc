@@ -120,6 +120,8 @@ void LaunchContext::SetInput(const PairFunction& function) {
   p_.query_offset = in_.query_offset;
   // Int64 and int64_t are both 64 bits wide.
   p_.query_offsets = reinterpret_cast<const Int64*>(in_.query_offsets);
+  p_.query_positions = reinterpret_cast<const Int64*>(in_.query_positions);
+  p_.key_positions = reinterpret_cast<const Int64*>(in_.key_positions);
   p_.key_starts = reinterpret_cast<const Int64*>(in_.mask.key_starts);
   p_.key_lengths = reinterpret_cast<const Int64*>(in_.mask.key_lengths);
   p_.key_rows = reinterpret_cast<const Int64*>(in_.key_rows);
@@ -142,6 +144,7 @@ void LaunchContext::SetFeatures() {
   c.kPairBias = in_.pair_bias.data != nullptr ? 1 : 0;
   c.kPairMask = in_.mask.pairs.data != nullptr ? 1 : 0;
   c.kSegments = in_.mask.query_segments != nullptr ? 1 : 0;
+  c.kPositions = in_.query_positions != nullptr ? 1 : 0;
   c.kTemperature = in_.temperature != nullptr ? 1 : 0;
   c.kDropout = in_.dropout.rate != 0 ? 1 : 0;
   const bool relative = in_.relative.layout != nullptr;
@@ -150,7 +153,7 @@ void LaunchContext::SetFeatures() {
   const bool bounded = in_.mask.left < kFar || in_.mask.right < kFar || in_.mask.chunks.size > 0 ||
                        in_.key_rows != nullptr;
   c.kHides = bounded || c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 ||
-                     c.kSegments != 0
+                     c.kSegments != 0 || c.kPositions != 0
                  ? 1
                  : 0;
 }

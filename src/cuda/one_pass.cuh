@@ -274,7 +274,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   using Sums = TileSums<F, C>;
   constexpr int kMostTerms = 3 + 3 + 2 * 3;
   const int term_count = Sums::TermCount();
-  constexpr int kOwnWords = cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), 0, 0);
+  constexpr int kOwnWords = cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), 0, 0, 0);
   const int rows_in_block = RowsInBlock<C>();
   const int x_bytes = cuda::RowBytes(C::kType, C::kDim);
   const int y_bytes = cuda::RowBytes(C::kType, C::kValueDim);

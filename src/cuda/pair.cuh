@@ -18,6 +18,7 @@ struct Query {
   float base;
   int low, high;  // the visible keys
   int segment;
+  int first_place, last_place;
   uint32 drop_first, drop_second;
 };
 // The inputs of a score that come from the key.
@@ -26,11 +27,12 @@ struct Key {
   float norm;
   float bias, bias_low;
   int segment;
+  int place;
 };
 // The inputs of a score that come from the head, for one block.
 struct HeadTerms {
   int b, h;
-  Int64 position;  // position of query 0
+  Int64 position;  // QueryOffset()
   float factor;    // c
   float t[3];
   const float* bias;             // the head's bias table
@@ -118,6 +120,10 @@ GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i)
   q.low = p.low[in_batch];
   q.high = p.high[in_batch];
   if (C::kSegments != 0) q.segment = p.query_segments[in_batch];
+  if (C::kPositions != 0) {
+    q.first_place = p.first_places[in_batch];
+    q.last_place = p.last_places[in_batch];
+  }
   if (C::kDropout != 0) {
     q.drop_first = p.drop[row];
     q.drop_second = p.drop[rows + row];
@@ -139,7 +145,9 @@ GNOMON_DEVICE Key LoadKey(const Parameters& p, int b, int h, int j) {
   const Int64 in_heads = (static_cast<Int64>(b) * p.heads + h) * p.keys + j;
   if (C::kKeyBias != 0) k.bias = p.key_bias[in_heads];
   if (C::kKeyBias == 2) k.bias_low = p.key_bias_low[in_heads];
-  if (C::kSegments != 0) k.segment = p.key_segments[static_cast<Int64>(b) * p.keys + j];
+  const Int64 in_batch = static_cast<Int64>(b) * p.keys + j;
+  if (C::kSegments != 0) k.segment = p.key_segments[in_batch];
+  if (C::kPositions != 0) k.place = p.key_places[in_batch];
   return k;
 }
 
@@ -158,6 +166,7 @@ GNOMON_DEVICE Key KeyOf(const unsigned char* words, int column) {
   if (C::kKeyBias != 0) k.bias = take();
   if (C::kKeyBias == 2) k.bias_low = take();
   if (C::kSegments != 0) k.segment = static_cast<int>(BitsOf(take()));
+  if (C::kPositions != 0) k.place = static_cast<int>(BitsOf(take()));
   return k;
 }
 
@@ -188,6 +197,10 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   SetFactors<F, C>(q, head, temperature);
   if (C::kKeyBias == 2) q.base = take();
   if (C::kSegments != 0) q.segment = static_cast<int>(BitsOf(take()));
+  if (C::kPositions != 0) {
+    q.first_place = static_cast<int>(BitsOf(take()));
+    q.last_place = static_cast<int>(BitsOf(take()));
+  }
   if (C::kDropout != 0) {
     q.drop_first = BitsOf(take());
     q.drop_second = BitsOf(take());
@@ -199,8 +212,9 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
 template <class F, class C, bool kQueries>
 GNOMON_DEVICE constexpr int WordCount() {
   return kQueries ? cuda::QueryWords(F::kRowScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
-                                     C::kTemperature, C::kDropout, C::kOnePass)
-                  : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments);
+                                     C::kPositions, C::kTemperature, C::kDropout, C::kOnePass)
+                  : cuda::KeyWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias, C::kSegments,
+                                   C::kPositions);
 }
 
 // Copies the words of rows [first, first + kStep), with 0 for rows outside [low, high), which are
@@ -275,6 +289,10 @@ class TileWords {
       if (C::kTemperature != 0) add(p_.temperature, row);
       if (C::kKeyBias == 2) add(p_.key_bias_base, row);
       if (C::kSegments != 0) add(p_.query_segments, in_batch);
+      if (C::kPositions != 0) {
+        add(p_.first_places, in_batch);
+        add(p_.last_places, in_batch);
+      }
       if (C::kDropout != 0) {
         add(p_.drop, row);
         add(p_.drop, rows + row);
@@ -292,6 +310,7 @@ class TileWords {
     if (C::kKeyBias != 0) add(p_.key_bias, in_heads);
     if (C::kKeyBias == 2) add(p_.key_bias_low, in_heads);
     if (C::kSegments != 0) add(p_.key_segments, static_cast<Int64>(b_) * p_.keys);
+    if (C::kPositions != 0) add(p_.key_places, static_cast<Int64>(b_) * p_.keys);
   }
 
   const Parameters& p_;
@@ -309,6 +328,14 @@ struct Score {
   float added;  // terms added to c f, without the temperature
   bool seen;
 };
+
+// Adds up the entries that query i and key j read in a table.
+template <class C>
+GNOMON_DEVICE float SumOfPair(const Parameters& p, const LayoutParameters& layout,
+                              const float* table, const HeadTerms& head, int i, int j) {
+  return SumOfEntries(layout, table, QueryPosition<C>(p, head.b, head.position, i),
+                      KeyPosition<C>(p, head.b, head.position, j));
+}
 
 GNOMON_DEVICE float FiniteBias(float bias) {
   return Abs(bias) < Infinity() ? Max(-kMostBias, Min(kMostBias, bias)) : bias;
@@ -330,6 +357,9 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   Score s{};
   s.seen = kInside || (j >= q.low && j < q.high);
   if (C::kSegments != 0) s.seen = s.seen && q.segment == k.segment;
+  if (C::kPositions != 0) {
+    s.seen = s.seen && k.place >= q.first_place && k.place <= q.last_place;
+  }
   if (C::kPairMask != 0) {
     if (s.seen) {
       const Array& mask = p.pair_mask;
@@ -343,7 +373,7 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
     s.seen = s.seen && s.added != -Infinity();
   }
   if (C::kBias == 2) {
-    if (s.seen) s.added = FiniteBias(SumOfEntries(p.layout, head.bias, head.position + i, j));
+    if (s.seen) s.added = FiniteBias(SumOfPair<C>(p, p.layout, head.bias, head, i, j));
     s.seen = s.seen && s.added != -Infinity();
   }
   if (C::kKeyBias != 0) {
@@ -364,9 +394,9 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   }
   if (C::kRelativeKeys != 0) {
     if (s.seen) {
-      s.added += SumOfEntries(p.relative_layout,
-                              head.relative_scores + static_cast<Int64>(i) * p.relative_size,
-                              head.position + i, j);
+      s.added +=
+          SumOfPair<C>(p, p.relative_layout,
+                       head.relative_scores + static_cast<Int64>(i) * p.relative_size, head, i, j);
     }
   }
   s.g = g;

@@ -142,11 +142,20 @@ struct Parameters {
   // The mask's parameters for key intervals, and the intervals that rows.cuh computes from them.
   Int64 left, right, chunk_size, chunks_before, chunks_after, query_offset;
   const Int64* query_offsets;
+  const Int64* query_positions;  // (B, Lq)
+  const Int64* key_positions;    // (B, Lk)
   const Int64* key_starts;
   const Int64* key_lengths;
   const Int64* key_rows;
   int* low;   // (B, Lq): first visible key
   int* high;  // (B, Lq): one past the last visible key
+  // With explicit positions, both are ascending bounds of the visible keys. Keys between them may
+  // be hidden. A place is a position relative to that of the batch element's first query (origins).
+  Int64* origins;     // (B)
+  int* query_places;  // (B, Lq)
+  int* key_places;    // (B, Lk)
+  int* first_places;  // (B, Lq): the smallest position of a key that the mask allows
+  int* last_places;   // (B, Lq): the largest
 
   unsigned long long seed;
   unsigned threshold;  // dropout threshold

@@ -38,13 +38,34 @@ void Plan::PrepareRows(bool is_forward) {
   const bool hides = is_forward && features_.kHides != 0;
   if (hides) p_.spoiled = context_.New<int>(Size(n_.batch * n_.key_heads * groups));
   Constants c = context_.OfRows();
-  context_.Launch("prepare_intervals", c, Up(n_.batch * n_.queries, 32 * c.kWarps), 1, 0);
+  if (features_.kPositions != 0) {
+    PreparePositions(c);
+  } else {
+    context_.Launch("prepare_intervals", c, Up(n_.batch * n_.queries, 32 * c.kWarps), 1, 0);
+  }
   if (distance_ || features_.kDropout != 0) {
     context_.Launch("prepare_queries", c, Up(context_.rows(), c.kWarps), 1, 0);
   }
   c.kAligned = context_.Aligned({&p_.v}) ? 1 : 0;
   const int64_t of_keys = n_.batch * n_.key_heads * groups;
   if (distance_ || hides) context_.Launch("prepare_keys", c, Up(of_keys, c.kWarps), 1, 0);
+}
+
+void Plan::PreparePositions(const Constants& c) {
+  const size_t queries = Size(n_.batch * n_.queries);
+  p_.origins = context_.New<Int64>(Size(n_.batch));
+  p_.query_places = context_.New<int>(queries);
+  p_.key_places = context_.New<int>(Size(n_.batch * n_.keys));
+  p_.first_places = context_.New<int>(queries);
+  p_.last_places = context_.New<int>(queries);
+  if (n_.queries == 0) return;
+  const int64_t tokens = std::max(n_.queries, n_.keys);
+  context_.Launch("prepare_places", c, n_.batch * Up(tokens, 32 * c.kWarps), 1, 0);
+  p_.query_offsets = p_.origins;
+  context_.Launch("find_visible_keys", c, Up(n_.batch * n_.queries, c.kWarps), 1, 0);
+  Constants one = c;
+  one.kWarps = 1;
+  context_.Launch("ascend_intervals", one, n_.batch, 1, 0);
 }
 
 void Plan::Forward(const Output& out) {
@@ -113,8 +134,8 @@ void Plan::Forward(const Output& out) {
     p_.partial = context_.New<float>(Size(p_.parts * context_.rows() * n_.value_dim));
     p_.partial_terms = context_.New<float>(Size(3 * p_.parts * context_.rows()));
   }
-  const int words =
-      KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments));
+  const int words = KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
+                             Int(c.kPositions));
   const SharedLayout layout = ForwardLayout(
       context_.Type(), Int(c.kDim), Int(c.kValueDim), Int(rows_in_block), Int(c.kStep),
       Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(c.kRelativeValues));
@@ -153,7 +174,7 @@ void Plan::ForwardOnHopper(bool splits) {
   c.kStep = function_.input == PairInput::kInnerProduct && Scalars() == 0 ? 128 : 64;
   c.kStages = 2;
   c.kAligned = 1;
-  const int words = KeyWords(function_.column_scalars, distance_, 0, 0);
+  const int words = KeyWords(function_.column_scalars, distance_, 0, 0, 0);
   const HopperLayout layout = LayoutOnHopper(Int(c.kDim), Int(c.kValueDim), Int(kRowsOnHopper),
                                              Int(c.kStep), Int(c.kStages), words);
   context_.Launch("forward_hopper", c, context_.heads() * Up(n_.queries, kRowsOnHopper), 1,
@@ -263,7 +284,7 @@ int Plan::Scalars() const {
 int64_t Plan::Terms() const {
   const Constants& c = features_;
   return (c.kBias == 2 ? 1 : 0) + c.kKeyBias + c.kPairBias + c.kPairMask + c.kSegments +
-         c.kTemperature + c.kDropout + c.kRelativeKeys + c.kRelativeValues;
+         c.kPositions + c.kTemperature + c.kDropout + c.kRelativeKeys + c.kRelativeValues;
 }
 
 void Plan::PrepareDelta(int64_t count, bool one_pass) {
@@ -271,6 +292,7 @@ void Plan::PrepareDelta(int64_t count, bool one_pass) {
   c.kWarps = 1;
   c.kValueDim = features_.kValueDim;
   c.kDropout = features_.kDropout;
+  c.kPositions = features_.kPositions;
   c.kRelativeValues = features_.kRelativeValues;
   c.kOnePass = one_pass ? 1 : 0;
   c.kAligned = context_.Aligned({&p_.d_o, &p_.v}) ? 1 : 0;
@@ -285,8 +307,8 @@ int Plan::SharedOfBackward(const Constants& c, int words, int64_t scores) const 
 }
 
 void Plan::PassOverKeys(const Constants& c, int64_t count) {
-  const int words =
-      KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments));
+  const int words = KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
+                             Int(c.kPositions));
   const int64_t blocks = count * Up(n_.queries, 16 * c.kWarps);
   const int64_t scores = c.kRelativeSums != 0 ? c.kRelativeKeys + c.kRelativeValues : 0;
   context_.Launch("backward_queries", c, blocks * p_.chunks, 1, SharedOfBackward(c, words, scores),
@@ -327,7 +349,7 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
   const int64_t parts = PartsOfKeys(c, gradient);
   const int64_t key_heads = count / p_.group;
   const int words = QueryWords(function_.row_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
-                               Int(c.kTemperature), Int(c.kDropout), 0);
+                               Int(c.kPositions), Int(c.kTemperature), Int(c.kDropout), 0);
   // Heads that share the gradient of a pair bias must run in sequence. Query heads of the same
   // key head always do.
   const bool by_batch = has_pairs && gradient.pair_bias.stride[0] == 0;
@@ -367,7 +389,7 @@ void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   const int terms =
       QueryTerms(function_.row_scalars, function_.head_scalars, distance_, Int(c.kHeadSums));
   const int64_t sums = tiles * SumsOfTile(Int(c.kDim), Int(c.kStep), distance_, terms);
-  p_.query_word_count = QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 1);
+  p_.query_word_count = QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 0, 1);
   const int64_t words = tiles * p_.query_word_count * c.kStep;
   p_.query_sums_size = sums + words + tiles + 1;
   p_.query_sums = context_.New<float>(Size(p_.query_sums_size));
@@ -380,8 +402,8 @@ void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   PrepareDelta(context_.heads(), /*one_pass=*/true);
   const SharedLayout layout = OnePassLayout(
       context_.Type(), Int(c.kDim), Int(c.kValueDim), rows_in_block, Int(c.kStep), Int(c.kStages),
-      QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 1),
-      KeyWords(function_.column_scalars, distance_, 0, 0), Int(c.kWarps), terms, distance_);
+      QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 0, 1),
+      KeyWords(function_.column_scalars, distance_, 0, 0, 0), Int(c.kWarps), terms, distance_);
   context_.Launch("backward", c, n_.batch * n_.key_heads * Up(n_.keys, rows_in_block), 1,
                   layout.size, function_.name);
   if (gradient.x.data == nullptr && p_.d_row == nullptr && p_.d_factor_rows == nullptr) return;

@@ -30,6 +30,9 @@ class Plan {
   const std::string& kernels() const { return context_.kernels(); }
 
  protected:
+  // Computes the places of tokens and, from explicit positions, bounds of the keys that each query
+  // attends to. `c`: the constants of row-wise kernels.
+  void PreparePositions(const Constants& c);
   // Sets the parameters that passes with gradients read and write, and allocates the gradients of
   // factors and head scalars per row. Returns whether these are needed.
   bool SetGradients(const Saved& saved, const Gradient& gradient);

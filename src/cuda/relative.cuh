@@ -110,10 +110,10 @@ template <class C>
 GNOMON_DEVICE void AddToTables(const Parameters& p, float* tables, const unsigned char* numbers,
                                int b, int h, int first, int first_key) {
   const int warp = Thread() / 32;
-  const Int64 position = QueryOffset(p, b);
   for (int r = 0; r < 16 && first + r < p.queries; ++r) {
-    AddToEntries(p.relative_layout, numbers + 4 * (16 * warp + r) * (C::kStep + 1), 4, C::kStep,
-                 first_key, position + first + r, tables + RelativeEntryOf<C>(p, b, h, first + r));
+    AddToEntries<C>(p, p.relative_layout, numbers + 4 * (16 * warp + r) * (C::kStep + 1), 4,
+                    C::kStep, first_key, b, first + r,
+                    tables + RelativeEntryOf<C>(p, b, h, first + r));
   }
 }
 

@@ -22,21 +22,37 @@ GNOMON_DEVICE uint64 Mix(uint64 x) {
   return x ^ (x >> 31);
 }
 
-// Computes the interval of keys, within [0, Lk), that query i of batch element b attends to
+constexpr Int64 kFar = Int64{1} << 61;
+
+// Indices or positions [low, high).
+struct Interval {
+  Int64 low, high;
+};
+
+// The part of an interval of key positions that the mask allows for a query at `position`
 // (base/visible_keys.h).
-GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
-  constexpr Int64 kFar = Int64{1} << 61;
-  const Int64 keys = p.keys;
-  Int64 low = p.key_starts != nullptr ? Most<Int64>(0, Least(p.key_starts[b], keys)) : 0;
-  Int64 high = p.key_lengths != nullptr ? Most<Int64>(0, Least(p.key_lengths[b], keys)) : keys;
-  const Int64 position = Near(QueryOffset(p, b) + i);
-  if (p.left < kFar) low = Most(low, position - Most(p.left, -kFar));
-  if (p.right < kFar) high = Least(high, position + Most(p.right, -kFar) + 1);
+GNOMON_DEVICE Interval VisiblePart(const Parameters& p, Interval keys, Int64 position) {
+  if (p.left < kFar) keys.low = Most(keys.low, position - Most(p.left, -kFar));
+  if (p.right < kFar) keys.high = Least(keys.high, position + Most(p.right, -kFar) + 1);
   if (p.chunk_size > 0) {
     const Int64 chunk = position / p.chunk_size - (position % p.chunk_size < 0 ? 1 : 0);
-    low = Most(low, (chunk - p.chunks_before) * p.chunk_size);
-    high = Least(high, (chunk + p.chunks_after + 1) * p.chunk_size);
+    keys.low = Most(keys.low, (chunk - p.chunks_before) * p.chunk_size);
+    keys.high = Least(keys.high, (chunk + p.chunks_after + 1) * p.chunk_size);
   }
+  return keys;
+}
+
+// The keys of batch element b that any query may attend to.
+GNOMON_DEVICE Interval BatchKeys(const Parameters& p, int b) {
+  const Int64 keys = p.keys;
+  return {p.key_starts != nullptr ? Most<Int64>(0, Least(p.key_starts[b], keys)) : 0,
+          p.key_lengths != nullptr ? Most<Int64>(0, Least(p.key_lengths[b], keys)) : keys};
+}
+
+// Computes the interval of keys, within [0, Lk), that query i of batch element b attends to.
+GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
+  const Int64 keys = p.keys;
+  auto [low, high] = VisiblePart(p, BatchKeys(p, b), Near(QueryOffset(p, b) + i));
   if (p.key_rows != nullptr) {
     low = Most(low, Least(p.key_rows[i], keys));
     high = Least(high, p.key_rows[i + 1]);
@@ -53,6 +69,111 @@ GNOMON_DEVICE void PrepareIntervals(const Parameters& p) {
   const Int64 row = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
   if (row >= static_cast<Int64>(p.batch) * p.queries) return;
   SetInterval(p, static_cast<int>(row / p.queries), static_cast<int>(row % p.queries));
+}
+
+// Computes the places of tokens, and those that the mask allows, with one thread per token of each
+// batch element.
+template <class C>
+GNOMON_DEVICE void PreparePlaces(const Parameters& p) {
+  const int blocks = DivideUp(Most(p.queries, p.keys), 32 * C::kWarps);
+  const int n = BlockX() % blocks * 32 * C::kWarps + Thread();
+  const int b = BlockX() / blocks;
+  const Int64 origin = p.query_positions[static_cast<Int64>(b) * p.queries];
+  // Tokens that form visible pairs are less than 2^30 apart.
+  const auto place_of = [&](Int64 position) {
+    constexpr Int64 kMost = 0x7fffffff;
+    return static_cast<int>(Most(-kMost, Least(position - origin, kMost)));
+  };
+  if (n == 0) p.origins[b] = origin;
+  if (n < p.queries) {
+    const Int64 at = b * static_cast<Int64>(p.queries) + n;
+    const Int64 position = p.query_positions[at];
+    const Interval seen = VisiblePart(p, {-2 * kFar, 2 * kFar}, position);
+    p.query_places[at] = place_of(position);
+    p.first_places[at] = place_of(seen.low);
+    p.last_places[at] = place_of(seen.high - 1);
+  }
+  if (n < p.keys) {
+    const Int64 at = b * static_cast<Int64>(p.keys) + n;
+    p.key_places[at] = place_of(p.key_positions[at]);
+  }
+}
+
+GNOMON_DEVICE int LargestOfWarp(int a) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const float other = ShuffleXor(FromBits(static_cast<uint32>(a)), mask);
+    a = Most(a, static_cast<int>(BitsOf(other)));
+  }
+  return a;
+}
+
+// With explicit positions, computes the first visible key of each query and the key after the last
+// one, with one warp per query of each batch element. If no key is visible, these are Lk and 0.
+template <class C>
+GNOMON_DEVICE void FindVisibleKeys(const Parameters& p) {
+  const Int64 row = static_cast<Int64>(BlockX()) * C::kWarps + Thread() / 32;
+  if (row >= static_cast<Int64>(p.batch) * p.queries) return;
+  const int b = static_cast<int>(row / p.queries);
+  const Interval keys = BatchKeys(p, b);
+  const int* const places = p.key_places + static_cast<Int64>(b) * p.keys;
+  const int* const segments =
+      p.key_segments != nullptr ? p.key_segments + static_cast<Int64>(b) * p.keys : nullptr;
+  const int first = p.first_places[row];
+  const int last = p.last_places[row];
+  const int segment = segments != nullptr ? p.query_segments[row] : 0;
+  int before = -p.keys;
+  int after = 0;
+  for (int j = static_cast<int>(keys.low) + Thread() % 32; j < keys.high; j += 32) {
+    if (places[j] < first || places[j] > last) continue;
+    if (segments != nullptr && segments[j] != segment) continue;
+    before = Most(before, -j);
+    after = j + 1;
+  }
+  before = LargestOfWarp(before);
+  after = LargestOfWarp(after);
+  if (Thread() % 32 != 0) return;
+  p.low[row] = -before;
+  p.high[row] = after;
+}
+
+// Replaces these keys by ascending bounds, with one warp per batch element. Other kernels assume
+// that both ends of the intervals of queries ascend.
+template <class C>
+GNOMON_DEVICE void AscendIntervals(const Parameters& p) {
+  const int lane = Thread() % 32;
+  const Int64 first = static_cast<Int64>(BlockX()) * p.queries;
+  // The largest number so far, of this lane and those before it.
+  const auto largest = [&](int mine, int so_far) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float other = Shuffle(FromBits(static_cast<uint32>(mine)), Most(0, lane - distance));
+      mine = Most(mine, static_cast<int>(BitsOf(other)));
+    }
+    return Most(mine, so_far);
+  };
+  const auto last_lane = [](int a) {
+    return static_cast<int>(BitsOf(Shuffle(FromBits(static_cast<uint32>(a)), 31)));
+  };
+  int least = -p.keys;
+  int most = 0;
+  for (int n = 0; n < p.queries; n += 32) {
+    // The lower ends are processed from the last query to the first.
+    const int i = n + lane;
+    const int from_end = p.queries - 1 - i;
+    const int low = largest(i < p.queries ? -p.low[first + from_end] : -p.keys, least);
+    const int high = largest(i < p.queries ? p.high[first + i] : 0, most);
+    least = last_lane(low);
+    most = last_lane(high);
+    if (i < p.queries) {
+      p.low[first + from_end] = -low;
+      p.high[first + i] = high;
+    }
+  }
+  WarpBarrier();
+  for (int i = lane; i < p.queries; i += 32) {
+    p.high[first + i] = Most(p.low[first + i], p.high[first + i]);
+  }
 }
 
 // This kernel runs one warp per query of each head.
@@ -226,11 +347,17 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
     }
     // Adds the product with the key's relative value.
     const int key = static_cast<int>(top);
-    const Int64 position = C::kRelativeValues != 0 ? QueryOffset(p, b) + i : 0;
+    const Int64 origin = C::kRelativeValues != 0 ? QueryOffset(p, b) : 0;
+    Int64 position = 0;
+    Int64 key_position = 0;
+    if (C::kRelativeValues != 0 && kept != 0) {
+      position = QueryPosition<C>(p, b, origin, i);
+      key_position = KeyPosition<C>(p, b, origin, key);
+    }
     if (C::kRelativeValues != 0 && kept != 0) {
       shift_product += SumOfEntries(p.relative_layout,
                                     p.relative_products + (row - p.relative_row) * p.relative_size,
-                                    position, key);
+                                    position, key_position);
     }
     float others = 0;
     for (int d = lane; d < p.value_dim; d += 32) {
@@ -242,7 +369,7 @@ GNOMON_DEVICE void PrepareDelta(const Parameters& p) {
       if (C::kRelativeValues != 0 && kept != 0) {
         const float* const values = p.relative_values + h * p.relative_values_stride + d;
         for (int n = 0; n < EntriesOf(p.relative_layout); ++n) {
-          const int entry = LayoutEntry(p.relative_layout, n, position, key);
+          const int entry = LayoutEntry(p.relative_layout, n, position, key_position);
           if (entry >= 0) value += values[static_cast<Int64>(entry) * p.value_dim];
         }
       }

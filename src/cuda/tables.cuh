@@ -14,25 +14,38 @@ GNOMON_DEVICE Int64 QueryOffset(const Parameters& p, int b) {
   return Near(p.query_offsets != nullptr ? p.query_offsets[b] : p.query_offset);
 }
 
+// The positions of query i and key j of batch element b. `origin`: QueryOffset(p, b).
+template <class C>
+GNOMON_DEVICE Int64 QueryPosition(const Parameters& p, int b, Int64 origin, int i) {
+  return origin + (C::kPositions != 0 ? p.query_places[static_cast<Int64>(b) * p.queries + i] : i);
+}
+template <class C>
+GNOMON_DEVICE Int64 KeyPosition(const Parameters& p, int b, Int64 origin, int j) {
+  if (C::kPositions == 0) return j;
+  return origin + p.key_places[static_cast<Int64>(b) * p.keys + j];
+}
+
 // The number of table entries that a pair reads.
 GNOMON_DEVICE int EntriesOf(const LayoutParameters& layout) {
   return layout.sums != 0 ? layout.axes : 1;
 }
-// The n-th entry that the query at `position` and key j read; -1 if there is none.
-GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 position, int j) {
+// The n-th entry that the query at `position` and the key at position j read; -1 if there is none.
+GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 position, Int64 j) {
   if (layout.kind == LayoutParameters::kByOffset) {
     Int64 offset = j - position;
     if (layout.clips == 0 && (offset < -layout.past || offset > layout.future)) return -1;
     offset = Most(-layout.past, Least(offset, layout.future));
     return static_cast<int>(offset + layout.past);
   }
-  if (layout.kind == LayoutParameters::kByKey) return j < layout.size ? j : -1;
+  if (layout.kind == LayoutParameters::kByKey) {
+    return j >= 0 && j < layout.size ? static_cast<int>(j) : -1;
+  }
   if (position < layout.prefix || position >= layout.tokens || j < layout.prefix ||
       j >= layout.tokens) {
     return -1;
   }
   int query = static_cast<int>(position) - layout.prefix;
-  int key = j - layout.prefix;
+  int key = static_cast<int>(j) - layout.prefix;
   int entry = 0;
 #pragma unroll 1
   for (int axis = layout.axes - 1; axis >= 0; --axis) {
@@ -49,7 +62,7 @@ GNOMON_DEVICE int LayoutEntry(const LayoutParameters& layout, int n, Int64 posit
 
 // Adds up the entries that a pair reads.
 GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* table, Int64 position,
-                                 int j) {
+                                 Int64 j) {
   float sum = 0;
 #pragma unroll 1
   for (int n = 0; n < EntriesOf(layout); ++n) {
@@ -59,21 +72,30 @@ GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* ta
   return sum;
 }
 
-// For each of `count` keys, adds a number to the entries that the query at `position` reads for
-// that key. The numbers are in shared memory, `step` bytes apart. All lanes of a warp must call
-// this function. If several lanes have the same entry, the first of them adds all their numbers.
-GNOMON_DEVICE void AddToEntries(const LayoutParameters& layout, const unsigned char* numbers,
-                                int step, int count, int first_key, Int64 position, float* to) {
+// For each of `count` keys, adds a number to the entries that query i of batch element b reads for
+// that key. The numbers are in shared memory, `step` bytes apart; those of keys beyond Lk are 0.
+// All lanes of a warp must call this function. If several lanes have the same entry, the first of
+// them adds all their numbers.
+template <class C>
+GNOMON_DEVICE void AddToEntries(const Parameters& p, const LayoutParameters& layout,
+                                const unsigned char* numbers, int step, int count, int first_key,
+                                int b, int i, float* to) {
   const int lane = Thread() % 32;
-  // Two keys may share an entry if offsets are clipped, or if entries belong to single axes of a
-  // grid.
-  const bool meet =
-      layout.sums != 0 || (layout.kind == LayoutParameters::kByOffset && layout.clips != 0);
+  const Int64 origin = QueryOffset(p, b);
+  const Int64 position = QueryPosition<C>(p, b, origin, i);
+  if (C::kPositions != 0) count = Least(count, p.keys - first_key);
+  // Two keys may share an entry if they have the same position, if offsets are clipped, or if
+  // entries belong to single axes of a grid.
+  const bool meet = C::kPositions != 0 || layout.sums != 0 ||
+                    (layout.kind == LayoutParameters::kByOffset && layout.clips != 0);
   for (int r = lane; r < count + lane; r += 32) {
     const float mine = r < count ? LoadShared<float>(numbers + r * step) : 0.0f;
 #pragma unroll 1
     for (int n = 0; n < EntriesOf(layout); ++n) {
-      const int entry = r < count ? LayoutEntry(layout, n, position, first_key + r) : -1;
+      int entry = -1;
+      if (r < count) {
+        entry = LayoutEntry(layout, n, position, KeyPosition<C>(p, b, origin, first_key + r));
+      }
       float sum = mine;
       bool first = entry >= 0;
       if (meet) {

@@ -26,6 +26,17 @@ const GridLayout kAxes({5, 9}, 1, GridLayout::Kind::kAxes);
 const OffsetLayout kShaw(20, 6, OffsetLayout::Far::kClip);
 const OffsetLayout kPast(12, 0, OffsetLayout::Far::kZero);
 const KeyLayout kByKey(70);
+const OffsetLayout kWide(120, 120, OffsetLayout::Far::kClip);
+
+// Positions of `batch` elements: n times `step`, modulo `size`, after `first`.
+std::vector<int64_t> Positions(int64_t batch, int64_t count, int64_t step, int64_t size,
+                               int64_t first = 0) {
+  std::vector<int64_t> positions;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t n = 0; n < count; ++n) positions.push_back(first + (n + b) * step % size);
+  }
+  return positions;
+}
 
 std::vector<Case> Cases() {
   constexpr auto kShared = ProblemOptions::kSharedBias;
@@ -117,6 +128,54 @@ std::vector<Case> Cases() {
        {.shape = {1, 2, 2, 7, 7, 8, 8}, .right = 0, .relative = &kShaw, .relative_heads = true}},
       {"RelativeWithoutKeys", {.shape = {2, 2, 1, 5, 0, 8, 8}, .relative = &kShaw}},
       {"RelativeWithoutQueries", {.shape = {2, 2, 1, 0, 5, 8, 8}, .relative = &kShaw}},
+      // Ascending positions with gaps, which start anywhere.
+      {"PositionsCausal",
+       {.shape = {2, 2, 1, 40, 70, 16, 8},
+        .right = 0,
+        .query_positions = Positions(2, 40, 3, 1000, int64_t{1} << 40),
+        .key_positions = Positions(2, 70, 2, 1000, int64_t{1} << 40),
+        .bias = kShared,
+        .layout = &kWide}},
+      // Documents whose positions restart, and hidden keys.
+      {"PositionsOfDocuments",
+       {.shape = {2, 2, 1, 90, 90, 8, 16},
+        .left = 20,
+        .right = 0,
+        .query_positions = Positions(2, 90, 1, 33),
+        .key_positions = Positions(2, 90, 1, 33),
+        .key_lengths = {80, 90},
+        .query_segments = Documents(2, 90, 33),
+        .key_segments = Documents(2, 90, 33),
+        .key_bias = true,
+        .relative = &kShaw}},
+      // Positions in no order, many of which are equal; some queries see no key.
+      {"PositionsInNoOrder",
+       {.shape = {2, 4, 2, 37, 70, 16, 24},
+        .left = 9,
+        .right = -2,
+        .query_positions = Positions(2, 37, 17, 53),
+        .key_positions = Positions(2, 70, 11, 37, 9),
+        .key_starts = {0, 4},
+        .bias = kEach,
+        .layout = &kClipped,
+        .dropout = 0.25,
+        .padded = true,
+        .seed = 3}},
+      {"PositionsInChunks",
+       {.shape = {1, 2, 1, 50, 70, 8, 8},
+        .query_positions = Positions(1, 50, 7, 90, -40),
+        .key_positions = Positions(1, 70, 11, 90, -40),
+        .chunks = {13, 1, 0}}},
+      {"PositionsOnGrid",
+       {.shape = {1, 2, 1, 30, 20, 8, 8},
+        .query_positions = Positions(1, 30, 7, 46),
+        .key_positions = Positions(1, 20, 11, 46),
+        .bias = kShared,
+        .layout = &kAxes,
+        .relative = &kByKey,
+        .relative_values = false}},
+      {"PositionsWithoutQueries",
+       {.shape = {2, 2, 1, 0, 5, 8, 8}, .right = 0, .key_positions = Positions(2, 5, 1, 9)}},
       {"GridAxes", {.shape = {1, 2, 1, 46, 46, 8, 8}, .bias = kShared, .layout = &kAxes}},
   };
 }

@@ -67,6 +67,15 @@ def ids(batch: int, length: int, size: int) -> Tensor:
     return (torch.arange(length) // size).expand(batch, length)
 
 
+def places(step: int, key_step: int, first: int = 0, modulus: int = 1 << 40) -> dict[str, Tensor]:
+    """Positions of 21 queries, which start at 0 and `first` in the batch elements, and 37 keys."""
+    starts = torch.tensor([[0], [first]])
+    return {
+        "positions": starts + torch.arange(21) * step % modulus,
+        "key_positions": (torch.arange(37) * key_step % modulus).expand(2, 37),
+    }
+
+
 CASES = {
     "dot": Case(lambda p: {}),
     "causal": Case(lambda p: {"causal": True, "query_offset": 16}),
@@ -142,6 +151,36 @@ CASES = {
         lambda p: {"position": GridBias(p["table"])},
         {"table": (2, 7, 11)},
         (2, 2, 2, 24, 24, 16, 8),
+    ),
+    # Gaps, and queries that see no key.
+    "positions": Case(
+        lambda p: places(3, 2) | {"position": ALiBi(p["slopes"]), "causal": True}, {"slopes": (4,)}
+    ),
+    # Distances in columns plus an offset, which replaces positions.
+    "consecutive positions": Case(
+        lambda p: places(1, 1, 16) | {"position": T5(p["table"]), "causal": True},
+        {"table": (8, 4)},
+    ),
+    # In no order, with equal positions.
+    "scattered positions": Case(
+        lambda p: (
+            {"similarity": Laplacian(p["g"].exp()), "window": (9, 4)}
+            | places(17, 11, modulus=23)
+            | {"position": HyPE(p["tau"], 0.1 * p["mu"])}
+        ),
+        {"g": (4,), "tau": (4,), "mu": (4,)},
+    ),
+    "positions of segments": Case(
+        lambda p: (
+            {"query_segments": ids(2, 21, 8), "key_segments": ids(2, 37, 13)}
+            | places(1, 1, modulus=8)
+            | {"position": [Relative(p["keys"], max_offset=6, values=p["values"]), RoPE()]}
+        ),
+        {"keys": (13, 20), "values": (13, 12)},
+    ),
+    "positions of keys": Case(
+        lambda p: {"position": AbsoluteKeys(p["table"]), "chunks": (9, 1, 0)} | places(2, 3),
+        {"table": (109, 20)},
     ),
     "laplacian": Case(lambda p: {"similarity": Laplacian(p["g"].exp())}, {"g": (4,)}),
     "umbral": Case(
@@ -587,16 +626,6 @@ def test_a_soft_cap_of_whole_scores_is_refused_by_name():
         ),
     ):
         gnomon.attention(q, q, q, score_softcap=2.0)
-
-
-def test_positions_of_the_callers_are_refused_by_name():
-    q = torch.randn(1, 2, 9, 8)
-    places = 2 * torch.arange(9).expand(1, 9)
-    with (
-        OnCuda(),
-        pytest.raises(NotImplementedError, match=r"positions are not supported on a GPU; pass"),
-    ):
-        gnomon.attention(q, q, q, positions=places, position=ALiBi(torch.ones(2)))
 
 
 def test_position_to_content_is_refused_by_name():

@@ -583,8 +583,6 @@ def test_every_task_has_a_sample():
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_gives_the_same_results_on_a_device(task, run, there, tmp_path):
     sample = TASKS[task]
-    if there == "cuda" and "--random-positions" in sample.words:
-        pytest.skip("explicit positions are not supported on a GPU")
     sample.make(tmp_path)
     output = run(
         f"""

@@ -124,33 +124,58 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
                     "gnomon.attention: bias_parameters is given without positions; pass both");
   if (!a.query_positions) return;
   has_positions_ = true;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      a.query_positions->is_cpu() && a.key_positions->is_cpu(),
-      "gnomon.attention: positions are not supported on a GPU; pass query_offset instead");
+  const HostPositions host = PositionsOnHost(a);
   input_.query_positions = Numbers<int64_t>(a.query_positions);
   input_.key_positions = Numbers<int64_t>(a.key_positions);
   const AttentionShape& n = input_.shape;
   bool any = false;
   for (int64_t b = 0; b < n.batch && n.queries > 0; ++b) {
-    const int64_t* queries = input_.query_positions + b * n.queries;
-    const int64_t* keys = input_.key_positions + b * n.keys;
-    const KeyRange seen = BatchKeys(input_.mask, n.keys, b);
+    const int64_t* queries = host.queries + b * n.queries;
+    const int64_t* keys = host.keys + b * n.keys;
+    const KeyRange seen = BatchKeys(host.mask, n.keys, b);
     if (seen.empty()) continue;
     const auto [low, high] = std::minmax_element(queries, queries + n.queries);
     const auto [first, last] = std::minmax_element(keys + seen.begin, keys + seen.end);
-    // The core rejects positions beyond this.
     constexpr int64_t kLargest = int64_t{1} << 53;
-    if (std::min(*low, *first) < -kLargest || std::max(*high, *last) > kLargest) continue;
+    const int64_t least = std::min(*low, *first);
+    const int64_t greatest = std::max(*high, *last);
+    const bool is_far = least < -kLargest || greatest > kLargest;
+    // The core checks positions on the CPU.
+    TORCH_CHECK_VALUE(a.x.is_cpu() || !(is_far || greatest - least >= kMostApart),
+                      "gnomon.attention: positions of batch element ", b, " range from ", least,
+                      " to ", greatest, "; expected values within +-2^53 and less than 2^30 apart");
+    if (is_far) continue;
     const OffsetSpan own{*first - *high, *last - *low};
     span_ =
         any ? OffsetSpan{std::min(span_.first, own.first), std::max(span_.last, own.last)} : own;
-    least_ = any ? std::min({least_, *low, *first}) : std::min(*low, *first);
-    greatest_ = any ? std::max({greatest_, *high, *last}) : std::max(*high, *last);
+    least_ = any ? std::min(least_, least) : least;
+    greatest_ = any ? std::max(greatest_, greatest) : greatest;
     least_key_ = any ? std::min(least_key_, *first) : *first;
     greatest_key_ = any ? std::max(greatest_key_, *last) : *last;
     any = true;
   }
-  if (any) ReplaceByOffsets(a);
+  if (any) ReplaceByOffsets(a, host);
+}
+
+template <class T>
+typename KernelCall<T>::HostPositions KernelCall<T>::PositionsOnHost(const OperatorArguments& a) {
+  const auto copy = [&](const OptionalTensor& tensor, at::ScalarType type) {
+    return tensor ? Keep(tensor->to(at::kCPU, type).contiguous()).const_data_ptr() : nullptr;
+  };
+  const auto numbers = [&](const OptionalTensor& tensor) {
+    return static_cast<const int64_t*>(copy(tensor, at::kLong));
+  };
+  const auto segments = [&](const OptionalTensor& tensor) {
+    return static_cast<const int32_t*>(copy(tensor, at::kInt));
+  };
+  HostPositions host;
+  host.queries = numbers(a.query_positions);
+  host.keys = numbers(a.key_positions);
+  host.mask.key_starts = numbers(a.key_starts);
+  host.mask.key_lengths = numbers(a.key_lengths);
+  host.mask.query_segments = segments(a.query_segments);
+  host.mask.key_segments = segments(a.key_segments);
+  return host;
 }
 
 namespace {
@@ -187,9 +212,10 @@ bool FindRuns(const int64_t* positions, const int32_t* segments, KeyRange tokens
 }  // namespace
 
 template <class T>
-std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
+std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions(
+    const HostPositions& host) const {
   const AttentionShape& n = input_.shape;
-  const Mask& mask = input_.mask;
+  const Mask& mask = host.mask;
   std::vector<int64_t> offsets;
   std::vector<PlacedRun> of_queries;
   std::vector<PlacedRun> of_keys;
@@ -197,9 +223,9 @@ std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
     const auto segments = [b](const int32_t* all, int64_t count) {
       return all == nullptr ? nullptr : all + b * count;
     };
-    if (!FindRuns(input_.query_positions + b * n.queries, segments(mask.query_segments, n.queries),
+    if (!FindRuns(host.queries + b * n.queries, segments(mask.query_segments, n.queries),
                   {0, n.queries}, &of_queries) ||
-        !FindRuns(input_.key_positions + b * n.keys, segments(mask.key_segments, n.keys),
+        !FindRuns(host.keys + b * n.keys, segments(mask.key_segments, n.keys),
                   BatchKeys(mask, n.keys, b), &of_keys)) {
       return std::nullopt;
     }
@@ -220,7 +246,7 @@ std::optional<std::vector<int64_t>> KernelCall<T>::OffsetsOfPositions() const {
 }
 
 template <class T>
-void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
+void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a, const HostPositions& host) {
   // Chunks, grids and tables indexed by key depend on the positions themselves, and so does the
   // check that a table for the past has enough rows.
   const bool by_distance = !a.chunks && !a.grid &&
@@ -228,7 +254,7 @@ void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
                             a.relative_layout == "clip" || a.relative_layout == "zero" ||
                             a.relative_layout == "clip_past" || a.relative_layout == "zero_past");
   if (!by_distance || span_.last - span_.first >= kMostApart) return;
-  std::optional<std::vector<int64_t>> offsets = OffsetsOfPositions();
+  std::optional<std::vector<int64_t>> offsets = OffsetsOfPositions(host);
   if (!offsets) return;
   const auto [least, most] = std::minmax_element(offsets->begin(), offsets->end());
   const AttentionShape& n = input_.shape;
@@ -244,7 +270,7 @@ void KernelCall<T>::ReplaceByOffsets(const OperatorArguments& a) {
   if (*least == *most) {
     input_.query_offset = *most;
   } else {
-    input_.query_offsets = offsets_.data();
+    input_.query_offsets = Numbers<int64_t>(at::tensor(offsets_, at::kLong).to(a.x.device()));
   }
 }
 

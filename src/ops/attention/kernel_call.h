@@ -69,7 +69,8 @@ class KernelCall {
  public:
   // The tokens must have types that kernels of T read. Values of tensors are checked only on the
   // CPU, because a check on a GPU would require a synchronisation. On a GPU, key bounds are clamped
-  // instead, and other values are used unchecked.
+  // instead, and other values are used unchecked, except for positions, which are copied to the
+  // CPU with the key bounds and segments.
   explicit KernelCall(const OperatorArguments& a);
 
   const PairFunction& function() const { return *function_; }
@@ -111,12 +112,19 @@ class KernelCall {
 
   void SetTokens(const OperatorArguments& a);
   void SetMask(const OperatorArguments& a);
+  // Positions, and the part of the mask that decides which of them form pairs, on the CPU.
+  struct HostPositions {
+    const int64_t* queries;
+    const int64_t* keys;
+    Mask mask;
+  };
+  HostPositions PositionsOnHost(const OperatorArguments& a);
   void SetPositions(const OperatorArguments& a);
   // If the distance of every visible pair equals its distance in columns plus one offset per batch
   // element, these offsets replace the positions. Terms that depend only on distance then give the
   // same result at lower cost.
-  void ReplaceByOffsets(const OperatorArguments& a);
-  std::optional<std::vector<int64_t>> OffsetsOfPositions() const;
+  void ReplaceByOffsets(const OperatorArguments& a, const HostPositions& host);
+  std::optional<std::vector<int64_t>> OffsetsOfPositions(const HostPositions& host) const;
   void SetBias(const OperatorArguments& a);
   // The bias of each batch from the table of all offsets, and the gradient of that table.
   at::Tensor BiasOfTable(const at::Tensor& table) const;
