@@ -14,6 +14,9 @@ namespace {
 const bool kAdded = [] {
   testing::AddEmulatedKernel("merge", "", Merge<Constants>);
   testing::AddEmulatedKernel("prepare_intervals", "", PrepareIntervals<Constants>);
+  testing::AddEmulatedKernel("prepare_places", "", PreparePlaces<Constants>);
+  testing::AddEmulatedKernel("find_visible_keys", "", FindVisibleKeys<Constants>);
+  testing::AddEmulatedKernel("ascend_intervals", "", AscendIntervals<Constants>);
   testing::AddEmulatedKernel("prepare_queries", "", PrepareQueries<Constants>);
   testing::AddEmulatedKernel("prepare_keys", "", PrepareKeys<Constants>);
   testing::AddEmulatedKernel("prepare_delta", "", PrepareDelta<Constants>);
