@@ -194,8 +194,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const int key_head = kKeys ? own_head : own_head / p.group;
   const int first_h = kKeys ? own_head * p.group : own_head;
   const int last_h = kKeys ? first_h + p.group : first_h + 1;
-  const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
-  const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
+  // Only for a block that owns queries, all of the same head.
+  const int* const lows = p.low + IntervalsOf(p, b, first_h);
+  const int* const highs = p.high + IntervalsOf(p, b, first_h);
   const Int64 query_rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 key_columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
 
@@ -216,24 +217,21 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   for (int block = part; block < blocks; block += parts) {
     const int begin = block * rows_in_block;
     const int end = Least(begin + rows_in_block, own_count);
-    // The other rows that may form pairs are in [low, high). Keys hidden from the whole batch,
-    // which may contain any values, are outside this range or, if the block owns keys, outside
-    // [own_low, own_high).
+    // The other rows that may form pairs with the head's rows are in [low, high). Keys hidden from
+    // the whole batch, which may contain any values, are outside this range or, if the block owns
+    // keys, outside [own_low, own_high).
     int low = 0;
     int high = 0;
     int own_low = 0;
     int own_high = own_count;
     if (kKeys) {
-      const QueryRange range(p, b, begin, end);
-      own_low = range.own_low;
-      own_high = range.own_high;
-      low = range.low;
-      high = range.high;
+      const SeenKeys seen(p, b, first_h, last_h);
+      own_low = seen.low;
+      own_high = seen.high;
     } else {
       low = lows[begin];
       high = highs[end - 1];
     }
-    const int first = low / C::kStep * C::kStep;
     // Whether all pairs of a tile are within their queries' key intervals.
     const int low_of_all = kKeys ? 0 : lows[end - 1];
     const int high_of_all = kKeys ? 0 : highs[begin];
@@ -287,6 +285,12 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
     for (int h = first_h; h < last_h; ++h) {
       const HeadTerms head = LoadHead<F, C>(p, b, h);
       const TileWords<F, C, kKeys> other_words(p, b, h);
+      if (kKeys && (h == first_h || p.interval_heads > 1)) {
+        const QueryRange range(p, b, h, begin, end);
+        low = range.low;
+        high = range.high;
+      }
+      const int first = low / C::kStep * C::kStep;
       const int other_head = kKeys ? h : key_head;
       // Wide heads leave no registers for the addresses.
       const bool advances = kKeys ? C::kDim <= 64 : C::kDim <= 128;

@@ -80,6 +80,12 @@ constexpr int BytesOf(int type) { return type == 0 ? 4 : 2; }
 // eight rows, which ldmatrix reads at once, in different banks.
 constexpr int RowBytes(int type, int columns) { return columns * BytesOf(type) + 16; }
 
+// The number of keys, and of entries of a bias table, that share bounds (skipping.cuh).
+constexpr int kKeyCell = 64;
+constexpr int kBiasCell = 16;
+// The bounds of keys: the ranges of their norms and scalars.
+constexpr int WordsOfKeyCell(int column_scalars) { return 2 + 2 * column_scalars; }
+
 // The number of 4-byte words that are copied with a tile for each row that the block does not own.
 constexpr int KeyWords(int column_scalars, bool distance, int key_bias, int segments,
                        int positions) {

@@ -472,8 +472,8 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   const HeadTerms head = LoadHead<F, C>(p, b, h);
   const HeadTangents of_head = LoadHeadTangents<F, C>(p, b, h);
 
-  const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
-  const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
+  const int* const lows = p.low + IntervalsOf(p, b, h);
+  const int* const highs = p.high + IntervalsOf(p, b, h);
   const int end = Least(begin + rows_in_block, p.queries);
   const int low = lows[begin];
   const int high = highs[end - 1];
@@ -830,8 +830,9 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
   const int key_head = kKeys ? own_head : own_head / p.group;
   const int first_h = kKeys ? own_head * p.group : own_head;
   const int last_h = kKeys ? first_h + p.group : first_h + 1;
-  const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
-  const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
+  // Only for a block that owns queries, all of the same head.
+  const int* const lows = p.low + IntervalsOf(p, b, first_h);
+  const int* const highs = p.high + IntervalsOf(p, b, first_h);
   const Int64 query_rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 key_columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
 
@@ -857,16 +858,13 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
     int own_high = own_count;
     if (kKeys) {
       // Keys that are hidden from the whole batch may contain any values.
-      const QueryRange range(p, b, begin, end);
-      own_low = range.own_low;
-      own_high = range.own_high;
-      low = range.low;
-      high = range.high;
+      const SeenKeys seen(p, b, first_h, last_h);
+      own_low = seen.low;
+      own_high = seen.high;
     } else {
       low = lows[begin];
       high = highs[end - 1];
     }
-    const int first = low / C::kStep * C::kStep;
     const int rows[2] = {begin + 16 * warp + lane / 4, begin + 16 * warp + lane / 4 + 8};
 
     const auto own_rows = [&](const Array& array, int byte, bool reads, int columns, int padded) {
@@ -903,6 +901,12 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
     for (int h = first_h; h < last_h; ++h) {
       const HeadTerms head = LoadHead<F, C>(p, b, h);
       const HeadTangents of_head = LoadHeadTangents<F, C>(p, b, h);
+      if (kKeys && (h == first_h || p.interval_heads > 1)) {
+        const QueryRange range(p, b, h, begin, end);
+        low = range.low;
+        high = range.high;
+      }
+      const int first = low / C::kStep * C::kStep;
       const Array& x_others = kKeys ? p.x : p.y;
       const Array& x_other_tangents = kKeys ? tangent.x : tangent.y;
       const Array& y_others = kKeys ? p.d_o : p.v;

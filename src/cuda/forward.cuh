@@ -320,8 +320,8 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const HeadTerms head = LoadHead<F, C>(p, b, h);
 
   // Both ends of a query's range are monotonic in its position.
-  const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
-  const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
+  const int* const lows = p.low + IntervalsOf(p, b, h);
+  const int* const highs = p.high + IntervalsOf(p, b, h);
   const int end = Least(begin + rows_in_block, p.queries);
   const int low = lows[begin];
   const int high = highs[end - 1];

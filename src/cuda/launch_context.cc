@@ -1,5 +1,6 @@
 #include "cuda/launch_context.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -64,7 +65,8 @@ void LaunchContext::Launch(const char* kind, const Constants& c, int64_t x, int6
                           static_cast<uint32_t>(32 * c.kWarps),
                           static_cast<uint32_t>(shared)};
   backend_.Launch(name, shape, &p_, sizeof(p_));
-  if (*definition == '\0' || !LogsCalls()) return;
+  // Only the kernels that process tiles are logged.
+  if (*definition == '\0' || c.kStep == 0 || !LogsCalls()) return;
   const int64_t rows = 16 * std::max<int64_t>(1, c.kRowTiles) * (c.kWarps - c.kProducers);
   const std::string kernel =
       std::string(kind) + ' ' + std::to_string(rows) + 'x' + std::to_string(c.kStep);
@@ -128,6 +130,8 @@ void LaunchContext::SetInput(const PairFunction& function) {
   p_.seed = in_.dropout.seed;
   p_.threshold = DropoutThreshold(in_.dropout);
   p_.kept = static_cast<float>(DropoutScale(in_.dropout));
+  p_.log_tolerance = static_cast<float>(std::log2(in_.tolerance));
+  p_.interval_heads = 1;
   p_.parts = 1;
   p_.chunks = 1;
   p_.head_step = 1;

@@ -300,7 +300,8 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   const int key_head = ticket / blocks % p.key_heads;
   const int begin = block * rows_in_block;
   const int end = Least(begin + rows_in_block, p.keys);
-  const QueryRange range(p, b, begin, end);
+  const QueryRange range(p, b, 0, begin, end);
+  const SeenKeys seen(p, b, 0, 1);
   const int low = range.low;
   const int high = range.high;
   // A block adds to all tiles with a query that attends to one of its keys or later ones, and one
@@ -315,10 +316,10 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
            LoadShared<int>(words + 4 * (C::kStep - 1)) <= begin &&
            LoadShared<int>(words + 4 * C::kStep) >= end;
   };
-  CopyRows<C>(memory + at.own_x, HeadOf<C>(p.y, b, key_head), begin, rows_in_block, range.own_low,
-              range.own_high, p.dim, C::kDim);
-  CopyRows<C>(memory + at.own_y, HeadOf<C>(p.v, b, key_head), begin, rows_in_block, range.own_low,
-              range.own_high, p.value_dim, C::kValueDim);
+  CopyRows<C>(memory + at.own_x, HeadOf<C>(p.y, b, key_head), begin, rows_in_block, seen.low,
+              seen.high, p.dim, C::kDim);
+  CopyRows<C>(memory + at.own_y, HeadOf<C>(p.v, b, key_head), begin, rows_in_block, seen.low,
+              seen.high, p.value_dim, C::kValueDim);
   CopyCommit();
 
   // The thread's rows are this one and every eighth row after it.
@@ -343,7 +344,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
   if (kOwnWords > 0) {
     for (int row = begin + Thread(); row < begin + rows_in_block; row += 32 * C::kWarps) {
       Key key{};
-      if (row >= range.own_low && row < Least(range.own_high, p.keys)) {
+      if (row >= seen.low && row < Least(seen.high, p.keys)) {
         key = LoadKey<F, C>(p, b, key_head * p.group, row);
       }
 #pragma unroll

@@ -117,8 +117,9 @@ GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i)
   if (IsDistance<F>()) q.norm = p.norm_x[row];
   SetFactors<F, C>(q, head, C::kTemperature != 0 ? p.temperature[row] : 1.0f);
   if (C::kKeyBias == 2) q.base = p.key_bias_base[row];
-  q.low = p.low[in_batch];
-  q.high = p.high[in_batch];
+  const Int64 interval = IntervalsOf(p, head.b, head.h) + i;
+  q.low = p.low[interval];
+  q.high = p.high[interval];
   if (C::kSegments != 0) q.segment = p.query_segments[in_batch];
   if (C::kPositions != 0) {
     q.first_place = p.first_places[in_batch];
@@ -278,8 +279,8 @@ class TileWords {
       const Int64 row = (static_cast<Int64>(b_) * p_.heads + h) * p_.queries;
       const Int64 rows = static_cast<Int64>(p_.batch) * p_.heads * p_.queries;
       const Int64 in_batch = static_cast<Int64>(b_) * p_.queries;
-      add(p_.low, in_batch);
-      add(p_.high, in_batch);
+      add(p_.low, IntervalsOf(p_, b_, h));
+      add(p_.high, IntervalsOf(p_, b_, h));
       add(p_.shift, row);
       add(p_.inverse, row);
       add(p_.delta, row);
@@ -503,8 +504,8 @@ GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadT
     const int i = kKeys ? other + other_row : own + own_row;
     const int j = kKeys ? own + own_row : other + other_row;
     if (i >= p.queries) return false;
-    const Int64 row = static_cast<Int64>(head.b) * p.queries + i;
-    if (j < p.low[row] || j >= p.high[row]) return false;
+    const Int64 interval = IntervalsOf(p, head.b, head.h) + i;
+    if (j < p.low[interval] || j >= p.high[interval]) return false;
     const Head x = HeadOf<C>(p.x, head.b, head.h);
     const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
     g = SumOfSquares(p.dim, [&](int d) {
@@ -515,15 +516,30 @@ GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadT
   return RecomputeNear<C>(s, norms, distance_of);
 }
 
-// The queries [low, high) that may attend to keys [begin, end), and the keys [own_low, own_high)
-// that some query of the batch element attends to. Both ends of a query's range of keys are
-// monotonic in the query. If no query attends to these keys, high may be below low.
+// The keys [low, high) that some query of heads [first_h, last_h) attends to.
+struct SeenKeys {
+  GNOMON_DEVICE SeenKeys(const Parameters& p, int b, int first_h, int last_h) {
+    if (p.queries == 0) return;
+    low = p.keys;
+    for (int h = first_h; h < last_h; ++h) {
+      const Int64 first = IntervalsOf(p, b, h);
+      low = Least(low, p.low[first]);
+      high = Most(high, p.high[first + p.queries - 1]);
+      if (p.interval_heads == 1) break;
+    }
+  }
+
+  int low = 0;
+  int high = 0;
+};
+
+// The queries [low, high) of a head that may attend to keys [begin, end). Both ends of a query's
+// range of keys are monotonic in the query. If no query attends to these keys, high may be below
+// low.
 struct QueryRange {
-  GNOMON_DEVICE QueryRange(const Parameters& p, int b, int begin, int end) {
-    const int* const lows = p.low + static_cast<Int64>(b) * p.queries;
-    const int* const highs = p.high + static_cast<Int64>(b) * p.queries;
-    own_low = p.queries > 0 ? lows[0] : 0;
-    own_high = p.queries > 0 ? highs[p.queries - 1] : 0;
+  GNOMON_DEVICE QueryRange(const Parameters& p, int b, int h, int begin, int end) {
+    const int* const lows = p.low + IntervalsOf(p, b, h);
+    const int* const highs = p.high + IntervalsOf(p, b, h);
     // The first query whose range ends after the first key, and the first query whose range starts
     // after the last key.
     int last = p.queries;
@@ -548,8 +564,6 @@ struct QueryRange {
 
   int low = 0;
   int high = 0;
-  int own_low = 0;
-  int own_high = 0;
 };
 
 // The dropout factor of a weight (base/dropout.h).

@@ -147,8 +147,9 @@ struct Parameters {
   const Int64* key_starts;
   const Int64* key_lengths;
   const Int64* key_rows;
-  int* low;   // (B, Lq): first visible key
-  int* high;  // (B, Lq): one past the last visible key
+  int interval_heads;  // H with narrowed intervals (skipping.cuh), otherwise 1
+  int* low;            // (B, interval_heads, Lq): first visible key
+  int* high;           // (B, interval_heads, Lq): one past the last visible key
   // With explicit positions, both are ascending bounds of the visible keys. Keys between them may
   // be hidden. A place is a position relative to that of the batch element's first query (origins).
   Int64* origins;     // (B)
@@ -156,6 +157,13 @@ struct Parameters {
   int* key_places;    // (B, Lk)
   int* first_places;  // (B, Lq): the smallest position of a key that the mask allows
   int* last_places;   // (B, Lq): the largest
+
+  // Narrowed intervals, and the bounds from which they are computed.
+  float log_tolerance;  // log2
+  int* narrow_low;      // (B, H, Lq)
+  int* narrow_high;     // (B, H, Lq)
+  float* key_bounds;    // (B, Hkv, ceil(Lk / kKeyCell), words of a cell)
+  float* bias_bounds;   // (1 or B, H, ceil(bias_size / kBiasCell)): the largest entries, in log2
 
   unsigned long long seed;
   unsigned threshold;  // dropout threshold

@@ -49,6 +49,39 @@ void Plan::PrepareRows(bool is_forward) {
   c.kAligned = context_.Aligned({&p_.v}) ? 1 : 0;
   const int64_t of_keys = n_.batch * n_.key_heads * groups;
   if (distance_ || hides) context_.Launch("prepare_keys", c, Up(of_keys, c.kWarps), 1, 0);
+  if (Narrows()) NarrowIntervals(c);
+}
+
+bool Plan::Narrows() const {
+  // Short intervals would hardly become narrower. With few queries, a bound costs as much as the
+  // scores.
+  constexpr int64_t kLeastKeys = 4 * kKeyCell;
+  constexpr int64_t kLeastQueries = 32;
+  return features_.kBias == 1 && Terms() == 0 && context_.in().tolerance > 0 &&
+         n_.keys > kLeastKeys && n_.queries * p_.group >= kLeastQueries && context_.rows() > 0;
+}
+
+void Plan::NarrowIntervals(Constants c) {
+  c.kBias = features_.kBias;
+  const int64_t key_cells = n_.batch * n_.key_heads * Up(n_.keys, kKeyCell);
+  const int64_t tables = (p_.bias_batch_stride != 0 ? n_.batch : 1) * n_.heads;
+  const int64_t bias_cells = tables * Up(p_.bias_size, kBiasCell);
+  p_.key_bounds = context_.New<float>(Size(key_cells * WordsOfKeyCell(function_.column_scalars)));
+  p_.bias_bounds = context_.New<float>(Size(bias_cells));
+  p_.narrow_low = context_.New<int>(Size(context_.rows()));
+  p_.narrow_high = context_.New<int>(Size(context_.rows()));
+  context_.Launch("bound_keys", c, Up(key_cells, c.kWarps), 1, 0, function_.name);
+  context_.Launch("bound_biases", c, Up(bias_cells, 32 * c.kWarps), 1, 0);
+  context_.Launch("narrow_intervals", c, Up(context_.rows(), c.kWarps), 1, 0, function_.name);
+  p_.low = p_.narrow_low;
+  p_.high = p_.narrow_high;
+  p_.interval_heads = p_.heads;
+  AscendIntervals(c, context_.heads());
+}
+
+void Plan::AscendIntervals(Constants c, int64_t count) {
+  c.kWarps = 1;
+  context_.Launch("ascend_intervals", c, count, 1, 0);
 }
 
 void Plan::PreparePositions(const Constants& c) {
@@ -63,9 +96,7 @@ void Plan::PreparePositions(const Constants& c) {
   context_.Launch("prepare_places", c, n_.batch * Up(tokens, 32 * c.kWarps), 1, 0);
   p_.query_offsets = p_.origins;
   context_.Launch("find_visible_keys", c, Up(n_.batch * n_.queries, c.kWarps), 1, 0);
-  Constants one = c;
-  one.kWarps = 1;
-  context_.Launch("ascend_intervals", one, n_.batch, 1, 0);
+  AscendIntervals(c, n_.batch);
 }
 
 void Plan::Forward(const Output& out) {

@@ -33,6 +33,11 @@ class Plan {
   // Computes the places of tokens and, from explicit positions, bounds of the keys that each query
   // attends to. `c`: the constants of row-wise kernels.
   void PreparePositions(const Constants& c);
+  // Whether intervals of keys are narrowed to those with weights above the tolerance.
+  bool Narrows() const;
+  void NarrowIntervals(Constants c);
+  // Widens `count` arrays of intervals until both ends ascend.
+  void AscendIntervals(Constants c, int64_t count);
   // Sets the parameters that passes with gradients read and write, and allocates the gradients of
   // factors and head scalars per row. Returns whether these are needed.
   bool SetGradients(const Saved& saved, const Gradient& gradient);

@@ -137,8 +137,8 @@ GNOMON_DEVICE void FindVisibleKeys(const Parameters& p) {
   p.high[row] = after;
 }
 
-// Replaces these keys by ascending bounds, with one warp per batch element. Other kernels assume
-// that both ends of the intervals of queries ascend.
+// Widens the intervals [low, high) of the queries of a batch element, or of a head, until both ends
+// ascend, as other kernels assume. One warp runs for each of them.
 template <class C>
 GNOMON_DEVICE void AscendIntervals(const Parameters& p) {
   const int lane = Thread() % 32;

@@ -14,6 +14,12 @@ GNOMON_DEVICE Int64 QueryOffset(const Parameters& p, int b) {
   return Near(p.query_offsets != nullptr ? p.query_offsets[b] : p.query_offset);
 }
 
+// The index of the interval of query 0 of a head in p.low and p.high.
+GNOMON_DEVICE Int64 IntervalsOf(const Parameters& p, int b, int h) {
+  const int of_head = p.interval_heads > 1 ? h : 0;
+  return (static_cast<Int64>(b) * p.interval_heads + of_head) * p.queries;
+}
+
 // The positions of query i and key j of batch element b. `origin`: QueryOffset(p, b).
 template <class C>
 GNOMON_DEVICE Int64 QueryPosition(const Parameters& p, int b, Int64 origin, int i) {

@@ -6,6 +6,7 @@
 #include "cuda/one_pass.cuh"
 #include "cuda/relative.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/skipping.cuh"
 #include "cuda/token_map.cuh"
 
 namespace gnomon::device {
@@ -14,6 +15,7 @@ namespace {
 const bool kAdded = [] {
   testing::AddEmulatedKernel("merge", "", Merge<Constants>);
   testing::AddEmulatedKernel("prepare_intervals", "", PrepareIntervals<Constants>);
+  testing::AddEmulatedKernel("bound_biases", "", BoundBiases<Constants>);
   testing::AddEmulatedKernel("prepare_places", "", PreparePlaces<Constants>);
   testing::AddEmulatedKernel("find_visible_keys", "", FindVisibleKeys<Constants>);
   testing::AddEmulatedKernel("ascend_intervals", "", AscendIntervals<Constants>);

@@ -5,6 +5,7 @@
 #include <exception>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -341,6 +342,69 @@ TEST(KeyBiasTest, BasesAreTakenOffFirst) {
   for (float& bias : p.key_bias) bias += 65536;
   for (float& base : p.key_bias_base) base += 65536;
   ExpectCloseTo(RunCuda(p, {}), p.InDouble().Run(), Element::kFloat32);
+}
+
+// Offset biases that fall by `slopes[h]` per token leave out most keys.
+Problem<float> FallingProblem(const PairFunction& function, Element element, double tolerance) {
+  Problem<float> p = ProblemOf(function,
+                               {.shape = {2, 2, 1, 40, 700, 16, 8},
+                                .right = 3,
+                                .query_offset = 500,
+                                .key_starts = {0, 90},
+                                .bias = ProblemOptions::kBiasForEachBatch,
+                                .tolerance = tolerance},
+                               element);
+  constexpr float kSlopes[] = {0.02f, 1.0f};
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t h = 0; h < 2; ++h) {
+      for (int64_t entry = 0; entry < p.bias_size(); ++entry) {
+        const auto offset = static_cast<float>(entry - (p.options.shape.queries - 1) - 500);
+        p.bias_at(b, h, entry) = -kSlopes[h] * std::abs(offset);
+      }
+    }
+  }
+  return p;
+}
+
+TEST_P(RulesTest, TheToleranceBoundsTheWeightOfSkippedKeys) {
+  // These definitions have no bounds.
+  const std::string_view name = function().name;
+  const bool skips = name != "cosine_entailment" && name != "every_function";
+  for (const Element element : kElements) {
+    SCOPED_TRACE(NameOf(element));
+    const Problem<float> p = FallingProblem(function(), element, kDefaultTolerance);
+    const Results<double> exact = p.InDouble().Run();
+    ExpectCloseTo(RunCuda(p, {.element = element}), exact, element);
+    // With a large tolerance, skipped weights are larger than rounding errors.
+    constexpr double kTolerance = 0.125;
+    CudaOptions how = {.element = element, .forward_only = true};
+    const Results<float> some = RunCuda(FallingProblem(function(), element, kTolerance), how);
+    double least = 1;
+    for (size_t n = 0; n < exact.at("lse").size(); ++n) {
+      const double share = std::exp(some.at("lse")[n] - exact.at("lse")[n]);
+      least = std::min(least, share);
+      ASSERT_LE(share, 1 + 1e-4);
+      ASSERT_GE(share, 1 - kTolerance - 1e-4);
+    }
+    EXPECT_EQ(least < 1 - 1e-3, skips) << least;
+  }
+}
+
+// Skipping may not hide errors in the input.
+TEST_P(EngineRulesTest, NonFiniteKeysAreNotSkipped) {
+  for (const char* where : {"key", "value"}) {
+    Problem<float> p = FallingProblem(function(), Element::kFloat32, kDefaultTolerance);
+    if (function().input == PairInput::kNone && std::string_view(where) == "key") continue;
+    (std::string_view(where) == "key" ? p.y : p.v).at(0, 0, 7, 0) = kNan;
+    const Results<float> r = RunCuda(p, {.forward_only = true});
+    p.options.tolerance = 0;
+    const Results<float> without = RunCuda(p, {.forward_only = true});
+    for (const auto& [name, values] : without) {
+      for (size_t n = 0; n < values.size(); ++n) {
+        ASSERT_EQ(std::isnan(values[n]), std::isnan(r.at(name)[n])) << where << " " << name;
+      }
+    }
+  }
 }
 
 // With bf16, gradients that are sums over a row are as accurate as with fp32, although weights are
