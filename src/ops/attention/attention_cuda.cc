@@ -103,10 +103,13 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
   saved.statistics = statistics.const_data_ptr<float>();
   saved.precise = a.recorded;
   NamedGradients<OperatorArguments> of(gradients);
+  at::Tensor& d_parameters = of("bias_parameters");
+  at::Tensor d_bias = d_parameters.numel() > 0 ? at::empty_like(call.bias()) : of("bias");
   cuda::Gradient gradient;
   const auto rows = [&](std::string_view name) { return MutableDeviceRows(of(name)); };
-  SetViews<float>(of, call.BiasGradient(MutableData<float>(of("bias"))), rows, gradient);
+  SetViews<float>(of, call.BiasGradient(MutableData<float>(d_bias)), rows, gradient);
   cuda::Backward(call.function(), input, saved, gradient, backend);
+  if (d_parameters.numel() > 0) d_parameters = call.ParameterGradient(d_bias);
   return gradients;
 }
 
@@ -120,6 +123,8 @@ class CudaTangents {
   }
 
   const cuda::Input& input() const { return input_; }
+  // The tangent of the bias parameters; undefined if it is 0.
+  const at::Tensor& direction() const { return tangents_.direction(); }
 
  private:
   TangentInput<float> tangents_;
@@ -187,8 +192,20 @@ class CudaGradients {
       return;
     }
     NamedGradients<OperatorArguments> of(tensors_);
+    wants_parameters_ = of("bias_parameters").numel() > 0;
     const auto rows = [&](std::string_view name) { return MutableDeviceRows(of(name)); };
     SetViews<float>(of, call.BiasGradient(MutableData<float>(of("bias"))), rows, gradient_);
+  }
+
+  // For offset biases that the operator computes: requests the gradient of their table, and stores
+  // that of the parameters.
+  bool wants_parameters() const { return wants_parameters_; }
+  void SetBias(const Bias<float>& gradient) {
+    gradient_.bias = gradient;
+    any_ = true;
+  }
+  void SetParameters(const at::Tensor& gradient) {
+    tensors_[IndexOf<OperatorArguments>("bias_parameters")] = gradient;
   }
 
   bool any() const { return any_; }
@@ -199,6 +216,7 @@ class CudaGradients {
 
  private:
   bool any_ = false;
+  bool wants_parameters_ = false;
   std::vector<at::Tensor> tensors_;
   cuda::Gradient gradient_;
 };
@@ -211,8 +229,8 @@ std::vector<at::Tensor> BackwardJvpOn(const Cotangents& cotangents, const Operat
   const KernelCall<float> call(a);
   const cuda::Input input = InputOf(call);
   std::vector<at::Tensor> results = EmptyOutputTangents(a, needed.back());
-  const CudaGradients gradients(a, needed.data(), call);
-  const CudaGradients gradient_tangents(a, needed.data() + AttentionOperator::kGradients, call);
+  CudaGradients gradients(a, needed.data(), call);
+  CudaGradients gradient_tangents(a, needed.data() + AttentionOperator::kGradients, call);
   if (call.empty()) {
     for (at::Tensor& result : results) result.zero_();
     gradients.AddTo(results);
@@ -220,6 +238,14 @@ std::vector<at::Tensor> BackwardJvpOn(const Cotangents& cotangents, const Operat
     return results;
   }
   const CudaTangents tangent(a, tangents, call);
+  at::Tensor d_table;
+  at::Tensor d_table_tangent;
+  if (gradients.wants_parameters() || gradient_tangents.wants_parameters()) {
+    d_table = at::empty_like(call.bias());
+    d_table_tangent = at::empty_like(call.bias());
+    gradients.SetBias(call.BiasGradient(MutableData<float>(d_table)));
+    gradient_tangents.SetBias(call.BiasGradient(MutableData<float>(d_table_tangent)));
+  }
   const AttentionShape& n = input.shape;
   const auto floats = a.x.options().dtype(at::kFloat);
   at::Tensor o = at::empty({n.batch, n.heads, n.queries, n.value_dim}, floats);
@@ -257,6 +283,13 @@ std::vector<at::Tensor> BackwardJvpOn(const Cotangents& cotangents, const Operat
     cotangent.d_lse = Data<float>(d_lse_tangent);
     cuda::BackwardTangents(call.function(), input, tangent.input(), saved, cotangent,
                            gradient_tangents.gradient(), backend);
+  }
+  if (gradients.wants_parameters()) gradients.SetParameters(call.ParameterGradient(d_table));
+  if (gradient_tangents.wants_parameters()) {
+    gradient_tangents.SetParameters(
+        tangent.direction().defined()
+            ? call.ParameterGradientTangent(d_table, d_table_tangent, tangent.direction())
+            : call.ParameterGradient(d_table_tangent));
   }
   gradients.AddTo(results);
   gradient_tangents.AddTo(results);
