@@ -57,7 +57,7 @@ bool Plan::Narrows() const {
   // scores.
   constexpr int64_t kLeastKeys = 4 * kKeyCell;
   constexpr int64_t kLeastQueries = 32;
-  return features_.kBias == 1 && Terms() == 0 && context_.in().tolerance > 0 &&
+  return features_.kBias == 1 && Terms() == features_.kDropout && context_.in().tolerance > 0 &&
          n_.keys > kLeastKeys && n_.queries * p_.group >= kLeastQueries && context_.rows() > 0;
 }
 

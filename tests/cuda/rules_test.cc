@@ -347,16 +347,16 @@ TEST(KeyBiasTest, BasesAreTakenOffFirst) {
 // Offset biases that fall by `slopes[h]` per token leave out most keys.
 Problem<float> FallingProblem(const PairFunction& function, Element element, double tolerance) {
   Problem<float> p = ProblemOf(function,
-                               {.shape = {2, 2, 1, 40, 700, 16, 8},
+                               {.shape = {2, 3, 1, 40, 700, 16, 8},
                                 .right = 3,
                                 .query_offset = 500,
                                 .key_starts = {0, 90},
                                 .bias = ProblemOptions::kBiasForEachBatch,
                                 .tolerance = tolerance},
                                element);
-  constexpr float kSlopes[] = {0.02f, 1.0f};
+  constexpr float kSlopes[] = {0.04f, 0.1f, 0.4f};
   for (int64_t b = 0; b < 2; ++b) {
-    for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t h = 0; h < 3; ++h) {
       for (int64_t entry = 0; entry < p.bias_size(); ++entry) {
         const auto offset = static_cast<float>(entry - (p.options.shape.queries - 1) - 500);
         p.bias_at(b, h, entry) = -kSlopes[h] * std::abs(offset);
@@ -369,14 +369,15 @@ Problem<float> FallingProblem(const PairFunction& function, Element element, dou
 TEST_P(RulesTest, TheToleranceBoundsTheWeightOfSkippedKeys) {
   // These definitions have no bounds.
   const std::string_view name = function().name;
-  const bool skips = name != "cosine_entailment" && name != "every_function";
+  const bool skips = name != "adaptive" && name != "cosine_entailment" &&
+                     name != "every_function" && name != "student_t";
   for (const Element element : kElements) {
     SCOPED_TRACE(NameOf(element));
     const Problem<float> p = FallingProblem(function(), element, kDefaultTolerance);
     const Results<double> exact = p.InDouble().Run();
     ExpectCloseTo(RunCuda(p, {.element = element}), exact, element);
     // With a large tolerance, skipped weights are larger than rounding errors.
-    constexpr double kTolerance = 0.125;
+    constexpr double kTolerance = 0.5;
     CudaOptions how = {.element = element, .forward_only = true};
     const Results<float> some = RunCuda(FallingProblem(function(), element, kTolerance), how);
     double least = 1;
@@ -386,7 +387,7 @@ TEST_P(RulesTest, TheToleranceBoundsTheWeightOfSkippedKeys) {
       ASSERT_LE(share, 1 + 1e-4);
       ASSERT_GE(share, 1 - kTolerance - 1e-4);
     }
-    EXPECT_EQ(least < 1 - 1e-3, skips) << least;
+    EXPECT_EQ(least < 1 - 5e-5, skips) << least;
   }
 }
 

@@ -158,7 +158,9 @@ CASES = {
     ),
     # Distances in columns plus an offset, which replaces positions.
     "consecutive positions": Case(
-        lambda p: places(1, 1, 16) | {"position": T5(p["table"]), "causal": True},
+        lambda p: (
+            places(1, 1, 16) | {"position": T5(p["table"], bidirectional=False), "causal": True}
+        ),
         {"table": (8, 4)},
     ),
     # In no order, with equal positions.
