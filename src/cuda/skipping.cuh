@@ -51,8 +51,7 @@ GNOMON_DEVICE void BoundKeys(const Parameters& p) {
   if (!ReadsTokens<F>() && first < last) norms.least = 0;
   for (int j = first; j < last && ReadsTokens<F>(); ++j) {
     const float norm = Sqrt(SquaredNorm<C>(y, j, p.dim));
-    // NaN also fails this comparison.
-    if (!(norm < Infinity())) norms.most = Infinity();
+    // NaN remains.
     norms = {Min(norms.least, norm), Max(norms.most, norm)};
   }
   const Int64 columns = static_cast<Int64>(p.batch) * p.key_heads * p.keys;
