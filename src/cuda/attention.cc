@@ -1,5 +1,7 @@
 #include "cuda/attention.h"
 
+#include <array>
+#include <cstdint>
 #include <string>
 
 #include "base/call_log.h"
@@ -59,15 +61,41 @@ void Log(const char* operation, const PairFunction& function, const Input& input
   LogCall(kind, DescribeSizes(input.shape));
 }
 
+// Whether one query of each head attends to keys that several query heads share, without terms that
+// differ between these heads, except for factors, temperatures and the scalars of rows.
+bool CanBePacked(const PairFunction& function, const Input& in) {
+  const AttentionShape& n = in.shape;
+  return n.queries == 1 && n.heads > n.key_heads && function.head_scalars == 0 &&
+         in.bias.table == nullptr && in.key_bias == nullptr && in.pair_bias.data == nullptr &&
+         in.relative.layout == nullptr && in.mask.pairs.data == nullptr &&
+         in.mask.query_segments == nullptr && in.query_positions == nullptr &&
+         in.key_rows == nullptr && in.dropout.rate == 0;
+}
+
+// Turns query heads that share a key head into queries of this head: the rows of one tile, for
+// which keys and values are read only once.
+void Pack(Input* in, Output* out) {
+  AttentionShape& n = in->shape;
+  const int64_t group = n.heads / n.key_heads;
+  n.queries = group;
+  n.heads = n.key_heads;
+  for (std::array<int64_t, 3>* stride : {&in->x.stride, &out->o.stride}) {
+    *stride = {(*stride)[0], group * (*stride)[1], (*stride)[1]};
+  }
+  in->packed = true;
+}
+
 }  // namespace
 
-void Forward(const PairFunction& function, const Input& input, const Output& output,
-             Backend& backend) {
-  Check(function, input);
+void Forward(const PairFunction& function, const Input& given, const Output& to, Backend& backend) {
+  Check(function, given);
+  Input input = given;
+  Output output = to;
+  if (CanBePacked(function, given)) Pack(&input, &output);
   Plan plan(function, input, backend);
   plan.PrepareRows(/*is_forward=*/true);
   plan.Forward(output);
-  Log("forward", function, input, plan);
+  Log("forward", function, given, plan);
 }
 
 void Backward(const PairFunction& function, const Input& input, const Saved& saved,

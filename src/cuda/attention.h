@@ -31,6 +31,10 @@ struct Input : AttentionInput<float> {
   // (Lq + 1), ascending. If the mask allows them, query i of every batch element attends to keys
   // [key_rows[i], key_rows[i + 1]). If null, only the mask applies.
   const int64_t* key_rows = nullptr;
+  // Whether the heads are key heads, and the queries are query heads that share one, at the
+  // position of query 0. The factor then has an element per query head. Forward() packs calls with
+  // one query.
+  bool packed = false;
   // Each query has up to four kinds of tables, each with the size of relative.layout. This is the
   // maximum number of elements of each kind in memory at once; only the query heads of a single key
   // head may exceed it. Results do not depend on this limit.

@@ -21,6 +21,7 @@
 //   kKeyBias      0 none, 1 one part, 2 two parts with a base
 //   kPairBias, kPairMask, kSegments, kTemperature, kDropout
 //   kPositions    whether tokens have explicit positions
+//   kPacked       whether the queries of a head are query heads at one position (Input::packed)
 //   kRelativeKeys, kRelativeValues
 //   kRelativeSums whether a pass over keys accumulates the sums for their gradients
 //   kParts        whether results cover a part of the keys and are merged later
@@ -53,6 +54,7 @@
   X(kPairMask)                   \
   X(kSegments)                   \
   X(kPositions)                  \
+  X(kPacked)                     \
   X(kTemperature)                \
   X(kDropout)                    \
   X(kRelativeKeys)               \

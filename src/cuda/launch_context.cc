@@ -149,6 +149,7 @@ void LaunchContext::SetFeatures() {
   c.kPairMask = in_.mask.pairs.data != nullptr ? 1 : 0;
   c.kSegments = in_.mask.query_segments != nullptr ? 1 : 0;
   c.kPositions = in_.query_positions != nullptr ? 1 : 0;
+  c.kPacked = in_.packed ? 1 : 0;
   c.kTemperature = in_.temperature != nullptr ? 1 : 0;
   c.kDropout = in_.dropout.rate != 0 ? 1 : 0;
   const bool relative = in_.relative.layout != nullptr;

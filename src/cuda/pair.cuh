@@ -94,9 +94,10 @@ GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
   return head;
 }
 
+// `factor`: c.
 template <class F, class C>
-GNOMON_DEVICE void SetFactors(Query& q, const HeadTerms& head, float temperature) {
-  q.factor = head.factor * kLog2E;
+GNOMON_DEVICE void SetFactors(Query& q, float factor, float temperature) {
+  q.factor = factor * kLog2E;
   q.temperature = kLog2E;
   if (C::kTemperature != 0) {
     q.factor *= temperature;
@@ -115,7 +116,8 @@ GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i)
 #pragma unroll
   for (int s = 0; s < F::kRowScalars; ++s) q.a[s] = p.row_scalars[s * rows + row];
   if (IsDistance<F>()) q.norm = p.norm_x[row];
-  SetFactors<F, C>(q, head, C::kTemperature != 0 ? p.temperature[row] : 1.0f);
+  SetFactors<F, C>(q, C::kPacked != 0 ? p.factor[head.h * p.queries + i] : head.factor,
+                   C::kTemperature != 0 ? p.temperature[row] : 1.0f);
   if (C::kKeyBias == 2) q.base = p.key_bias_base[row];
   const Int64 interval = IntervalsOf(p, head.b, head.h) + i;
   q.low = p.low[interval];
@@ -195,7 +197,7 @@ GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTe
   if (IsDistance<F>()) q.norm = take();
   if (IsDistance<F>() && C::kOnePass != 0) q.near = take();
   temperature = C::kTemperature != 0 ? take() : 1.0f;
-  SetFactors<F, C>(q, head, temperature);
+  SetFactors<F, C>(q, head.factor, temperature);
   if (C::kKeyBias == 2) q.base = take();
   if (C::kSegments != 0) q.segment = static_cast<int>(BitsOf(take()));
   if (C::kPositions != 0) {

@@ -41,7 +41,9 @@ void Plan::PrepareRows(bool is_forward) {
   if (features_.kPositions != 0) {
     PreparePositions(c);
   } else {
+    c.kPacked = features_.kPacked;
     context_.Launch("prepare_intervals", c, Up(n_.batch * n_.queries, 32 * c.kWarps), 1, 0);
+    c.kPacked = 0;
   }
   if (distance_ || features_.kDropout != 0) {
     context_.Launch("prepare_queries", c, Up(context_.rows(), c.kWarps), 1, 0);

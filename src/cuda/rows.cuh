@@ -50,9 +50,11 @@ GNOMON_DEVICE Interval BatchKeys(const Parameters& p, int b) {
 }
 
 // Computes the interval of keys, within [0, Lk), that query i of batch element b attends to.
+template <class C>
 GNOMON_DEVICE void SetInterval(const Parameters& p, int b, int i) {
   const Int64 keys = p.keys;
-  auto [low, high] = VisiblePart(p, BatchKeys(p, b), Near(QueryOffset(p, b) + i));
+  const Int64 position = Near(QueryOffset(p, b) + (C::kPacked != 0 ? 0 : i));
+  auto [low, high] = VisiblePart(p, BatchKeys(p, b), position);
   if (p.key_rows != nullptr) {
     low = Most(low, Least(p.key_rows[i], keys));
     high = Least(high, p.key_rows[i + 1]);
@@ -68,7 +70,7 @@ template <class C>
 GNOMON_DEVICE void PrepareIntervals(const Parameters& p) {
   const Int64 row = static_cast<Int64>(BlockX()) * 32 * C::kWarps + Thread();
   if (row >= static_cast<Int64>(p.batch) * p.queries) return;
-  SetInterval(p, static_cast<int>(row / p.queries), static_cast<int>(row % p.queries));
+  SetInterval<C>(p, static_cast<int>(row / p.queries), static_cast<int>(row % p.queries));
 }
 
 // Computes the places of tokens, and those that the mask allows, with one thread per token of each

@@ -12,6 +12,7 @@
 #include "cuda_problem.h"
 #include "gnomon/table_layout.h"
 #include "gtest/gtest.h"
+#include "launched_kernels.h"
 
 namespace gnomon::testing {
 namespace {
@@ -388,6 +389,22 @@ TEST_P(RulesTest, TheToleranceBoundsTheWeightOfSkippedKeys) {
       ASSERT_GE(share, 1 - kTolerance - 1e-4);
     }
     EXPECT_EQ(least < 1 - 5e-5, skips) << least;
+  }
+}
+
+// In decoding, the rows of a tile are the query heads that share its keys.
+TEST(PackingTest, GroupsOfHeadsShareTiles) {
+  ProblemOptions options = {.shape = {2, 6, 2, 1, 300, 16, 16}, .right = 0, .query_offset = 290};
+  for (const bool shares : {true, false}) {
+    if (!shares) options.shape.key_heads = 6;
+    EmulatedBackend backend;
+    RunCuda(ProblemOf(EmulatedPairFunction("umbral"), options, Element::kFloat32),
+            {.forward_only = true}, &backend);
+    int64_t packed = 0;
+    for (const cuda::KernelName& name : backend.launched()) {
+      if (name.kind == "forward") packed += ConstantOf(name, "kPacked");
+    }
+    EXPECT_EQ(packed, shares ? 1 : 0);
   }
 }
 
