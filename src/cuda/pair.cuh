@@ -506,7 +506,7 @@ GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadT
     const int i = kKeys ? other + other_row : own + own_row;
     const int j = kKeys ? own + own_row : other + other_row;
     if (i >= p.queries) return false;
-    const Int64 interval = IntervalsOf(p, head.b, head.h) + i;
+    const Int64 interval = IntervalsOf(p, head.b, Fresh(head.h)) + i;
     if (j < p.low[interval] || j >= p.high[interval]) return false;
     const Head x = HeadOf<C>(p.x, head.b, head.h);
     const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);

@@ -50,8 +50,9 @@ def low_level_arguments(dtype, places=False):
         offsets = [None, torch.randint(9, (b, lq)), torch.randint(9, (b, lk))]
     terms = ("alibi:slopes=tensor", [1, h]) if places else ("", None)
     segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
-    numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, *terms, "clip", 0.5, 0.25, 1.5, True, 2.0**-24)
-    return tensors, (*constants, mask, *lengths, *offsets, *segments, torch.tensor([3]), *numbers)
+    options = ("umbral", 0, 4, 0, [3, 1, 1], None, *terms)
+    options += ("clip", 0.5, 0.25, 1.5, True, 2.0**-24, False)
+    return tensors, (*constants, mask, *lengths, *offsets, *segments, torch.tensor([3]), *options)
 
 
 @pytest.mark.cpu("float64, positions and tokens of two dtypes")
@@ -70,8 +71,9 @@ def test_opcheck_of_derivatives(kernel):
     if kernel == "fused":
         tensors[9:] = [None] * len(tensors[9:])  # the pair bias and all later tensors
         _, _, _, *lengths, offsets = rest[:6]
-        numbers = ("umbral", 0, 4, 0, [3, 1, 1], None, "", None, "clip", 1.0, 0.0, 0.0, True, 0.0)
-        rest = (None, None, None, *lengths, offsets, None, None, None, None, None, *numbers)
+        options = ("umbral", 0, 4, 0, [3, 1, 1], None, "", None)
+        options += ("clip", 1.0, 0.0, 0.0, True, 0.0, False)
+        rest = (None, None, None, *lengths, offsets, None, None, None, None, None, *options)
     opcheck_derivatives(ops.attention_jvp, ops.attention_backward_jvp, tensors, rest)
 
 
