@@ -39,6 +39,9 @@ struct Input : AttentionInput<float> {
   // maximum number of elements of each kind in memory at once; only the query heads of a single key
   // head may exceed it. Results do not depend on this limit.
   int64_t most_table_numbers = int64_t{1} << 24;
+  // The least number of keys for which negligible weights are skipped. With fewer keys, the kernels
+  // that find them would take a larger part of the time.
+  int64_t least_skipping_keys = 4096;
 };
 
 struct Output {

@@ -55,12 +55,11 @@ void Plan::PrepareRows(bool is_forward) {
 }
 
 bool Plan::Narrows() const {
-  // Short intervals would hardly become narrower. With few queries, a bound costs as much as the
-  // scores.
-  constexpr int64_t kLeastKeys = 4 * kKeyCell;
+  // With fewer queries, a bound costs as much as the scores.
   constexpr int64_t kLeastQueries = 32;
   return features_.kBias == 1 && Terms() == features_.kDropout && context_.in().tolerance > 0 &&
-         n_.keys > kLeastKeys && n_.queries * p_.group >= kLeastQueries && context_.rows() > 0;
+         n_.keys >= context_.in().least_skipping_keys && n_.queries * p_.group >= kLeastQueries &&
+         context_.rows() > 0;
 }
 
 void Plan::NarrowIntervals(Constants c) {

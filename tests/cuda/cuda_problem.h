@@ -95,6 +95,7 @@ struct CudaOptions {
   bool forward_only = false;
   bool keeps_factor = false;                 // whether the gradient of the factor is not computed
   int64_t table_numbers = int64_t{1} << 24;  // Input::most_table_numbers
+  int64_t skipping_keys = 4096;              // Input::least_skipping_keys
   std::vector<float>* statistics = nullptr;  // receives the forward pass's statistics
   std::string only = "";                     // the gradient to compute; if empty, all
 };
@@ -116,6 +117,7 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   in.v = v.tokens();
   in.relative_query = relative_query.tokens();
   in.most_table_numbers = how.table_numbers;
+  in.least_skipping_keys = how.skipping_keys;
 
   Array<float> o(p.d_o.size(), options.padded, kNan);
   Elements o_elements(o, how.element);
