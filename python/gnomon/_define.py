@@ -8,7 +8,6 @@ import keyword
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from gnomon._checks import wrong_type
 from gnomon._files import cache_folder
 from gnomon._formula import FUNCTIONS, definition_of
 from gnomon._library import LIBRARIES, TERMS_SYMBOL
-from gnomon._release import COMPILER_REMEDY, OPERATORS, library_name
+from gnomon._release import COMPILER_REMEDY, OPERATORS, compiler_command, library_name
 from gnomon._similarity import Similarity
 
 _LONGEST = 60
@@ -259,8 +258,12 @@ def _command() -> list[str]:
     """Returns the command that compiles or links, without file names."""
     here = pathlib.Path(__file__).parent
     headers = [here / folder for folder in _build.HEADERS]
+    try:
+        compiler = compiler_command()
+    except RuntimeError as error:
+        raise RuntimeError(f"gnomon.similarity.define: {error}") from None
     return [
-        *shlex.split(os.environ.get("CXX") or "c++"),
+        *compiler,
         *("-std=c++20", "-O2", "-fPIC", "-ffp-contract=off", "-w"),
         *_build.FLAGS,
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",

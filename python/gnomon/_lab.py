@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 _PACKAGE = "gnomon.lab"
+NO_MATPLOTLIB = "matplotlib is not installed; run: pip install matplotlib"
 #: Packages of the lab that are also attributes of ``gnomon``.
 NAMES = ("data", "inspect", "models", "report")
 
@@ -34,8 +35,11 @@ def run(name: str, arguments: Sequence[str] | None = None) -> int:
     try:
         program = load(name)
     except ModuleNotFoundError as error:
-        if error.name != _PACKAGE:
+        if error.name == _PACKAGE:
+            print(f"gnomon: {error}", file=sys.stderr)
+        elif error.name == "matplotlib":
+            print(f"gnomon: {NO_MATPLOTLIB}", file=sys.stderr)
+        else:
             raise
-        print(f"gnomon: {error}", file=sys.stderr)
         return 1
     return program.main(arguments)

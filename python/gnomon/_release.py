@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 import re
+import shlex
 import sys
 
 import torch
@@ -29,6 +30,22 @@ COMPILER_REMEDY = (
     "a C++20 compiler is required; install one (apt-get install g++, xcode-select --install, or "
     "conda install -c conda-forge cxx-compiler), or set the environment variable CXX to choose one"
 )
+
+
+def compiler_command() -> list[str]:
+    """Returns the command that starts the C++ compiler: ``CXX``, which may contain options.
+
+    Raises:
+        RuntimeError: ``CXX`` is not a command.
+    """
+    chosen = os.environ.get("CXX") or "c++"
+    try:
+        words = shlex.split(chosen)
+    except ValueError:  # a quote has no end
+        words = []
+    if not words:
+        raise RuntimeError(f"CXX is {chosen!r}; expected a C++ compiler, such as g++")
+    return words
 
 
 def release_of(version: str) -> str:

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import os
 import pathlib
-import shlex
 import shutil
 import subprocess
 import sys
@@ -46,12 +45,15 @@ def _tool(name: str) -> str:
 
 
 def _compiler() -> str:
-    """Returns the path of the C++ compiler, which ``gnomon.similarity.define`` also uses."""
-    chosen = shlex.split(os.environ.get("CXX") or "c++")[0]
+    """Returns the C++ compiler as CMake expects it: its path, then its options."""
+    try:
+        chosen, *options = _release.compiler_command()
+    except RuntimeError as error:
+        _fail(str(error))
     found = shutil.which(chosen)
     if found is None:
         _fail(f"cannot run {chosen}: {_release.COMPILER_REMEDY}")
-    return found
+    return ";".join([found, *options])
 
 
 def _configure(sources: pathlib.Path, tree: pathlib.Path, program: bool) -> list[str]:

@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import subprocess
 
 import pytest
@@ -287,6 +288,11 @@ def test_without_a_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "sh -c 'echo of no use >&2; exit 3'")
     with pytest.raises(RuntimeError, match=r"sh cannot compile absent \(exit code 3\):\nof no use"):
         gnomon.similarity.define("absent", "log1p(g)")
+    for wrong in (" ", 'g++ "'):
+        monkeypatch.setenv("CXX", wrong)
+        with pytest.raises(RuntimeError, match=f"CXX is '{re.escape(wrong)}'; expected a C"):
+            gnomon.similarity.define("absent", "log1p(g)")
+    monkeypatch.setenv("CXX", "sh -c 'exit 3'")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "file"))
     with pytest.raises(RuntimeError, match=r"cannot write to .*GNOMON_CACHE"):

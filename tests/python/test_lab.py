@@ -59,6 +59,17 @@ assert attribute is gnomon.{name} is {name} is module, "{name}"
     assert done.returncode == 0, done.stderr
 
 
+def test_without_matplotlib():
+    """Reports say what to install, and the demo says it before it trains."""
+    program = "import sys; sys.modules['matplotlib'] = None; from gnomon import _lab; "
+    report = run(["-c", program + "sys.exit(_lab.run('report.__main__', ['x']))"])
+    program = "import importlib.util as u; u.find_spec = lambda _: None; from gnomon import _lab; "
+    demo = run(["-c", program + "_lab.run('demo', [])"])
+    remedy = "matplotlib is not installed; run: pip install matplotlib"
+    assert (report.returncode, report.stderr) == (1, f"gnomon: {remedy}\n")
+    assert (demo.returncode, demo.stderr) == (2, f"gnomon.demo: {remedy}\n")
+
+
 def test_an_unknown_attribute_is_an_error():
     with pytest.raises(AttributeError, match="module 'gnomon' has no attribute 'trainer'"):
         _ = gnomon.trainer

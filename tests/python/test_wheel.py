@@ -350,6 +350,8 @@ def test_the_program_that_compiles_runs_where_the_package_does_not_load(other):
     assert line.startswith("gnomon.build: cannot run /no/such/c++: a C++20 compiler is required;")
     for command in ("apt-get install g++", "xcode-select --install", "conda install", "CXX"):
         assert command in line
+    (line,) = fails(other, "-m", "gnomon.build", CXX="g++ '")
+    assert line == """gnomon.build: CXX is "g++ '"; expected a C++ compiler, such as g++"""
     assert "--program" in run(other, "-m", "gnomon.build", "--help")
 
 

@@ -6,6 +6,7 @@ training length, and reports which differences are significant. The results are 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gnomon import _lab
 from gnomon._command_line import Parser, failure
 from gnomon._files import cache_folder, replacing
 from gnomon._output import checked_output
@@ -80,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _fail(f"cannot write to {error.filename}: {error.strerror}")
     if data is None:
         return 0
+    # Otherwise, the report would fail after the comparison.
+    if importlib.util.find_spec("matplotlib") is None:
+        _fail(_lab.NO_MATPLOTLIB)
     # On a busy machine, waiting threads should sleep instead of spinning.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
     command = [sys.executable, "-m", "gnomon", "compare", "--data", str(data), *OPTIONS]

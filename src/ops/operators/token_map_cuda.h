@@ -16,14 +16,14 @@ namespace gnomon {
 // The tensors of q or k. A side without tokens is skipped. Tokens and mapped tokens of both sides
 // have the same two dtypes.
 struct TokenMapTensors {
-  at::Tensor tokens;         // (B, heads, L, D)
-  PendingRotation rotation;  // turns in float32
-  at::Tensor mapped;         // (B, heads, L, width): the result or, in the backward pass, its
-                             // gradient; undefined means 0
-  at::Tensor scalars;        // (S, B, heads, L), likewise, contiguous
+  at::Tensor tokens = {};         // (B, heads, L, D)
+  PendingRotation rotation = {};  // turns in float32
+  // (B, heads, L, width): the result or, in the backward pass, its gradient; undefined means 0
+  at::Tensor mapped = {};
+  at::Tensor scalars = {};  // (S, B, heads, L), likewise, contiguous
   // Only in the backward pass, which computes them: the gradients of the tokens and, if defined,
   // those of the turns of each token, (B, heads, L, pairs) in float32.
-  at::Tensor d_tokens;
+  at::Tensor d_tokens = {};
   Turns d_turns = {};
 };
 
