@@ -188,12 +188,12 @@ STUDY = Study(
     limits=(
         "Digits are easy to classify. The models are small, training on patches and volumes is "
         "short, and all combinations use the same learning rate. The larger images are the same "
-        "digits, enlarged. On the volumes (1,188 for training, 298 for testing), every model overfits. The final "
-        "training losses have means of at most 0.022 nats; the final test losses have means of at "
-        "least 1.25 nats. Predicting the class frequencies would give a loss of 0.54. Always "
-        "predicting the majority class would give an accuracy of 0.768; the models have mean "
-        "accuracies of 0.748 to 0.776. The area under the ROC curve, which MedMNIST also reports, "
-        "is not measured. Whether HyPE helps on volumes remains open."
+        "digits, enlarged. On the volumes (1,188 for training, 298 for testing), every model "
+        "overfits. The final training losses have means of at most 0.022 nats; the final test "
+        "losses have means of at least 1.25 nats. Predicting the class frequencies would give a "
+        "loss of 0.54. Always predicting the majority class would give an accuracy of 0.768; the "
+        "models have mean accuracies of 0.748 to 0.776. The area under the ROC curve, which "
+        "MedMNIST also reports, is not measured. Whether HyPE helps on volumes remains open."
     ),
     sources=(
         "Dosovitskiy et al. 2021; Touvron et al. 2021, DeiT; Ramachandran et al. 2019; Srinivas "
