@@ -73,8 +73,8 @@ GNOMON_DEVICE void PrepareIntervals(const Parameters& p) {
   SetInterval<C>(p, static_cast<int>(row / p.queries), static_cast<int>(row % p.queries));
 }
 
-// Computes the places of tokens, and those that the mask allows, with one thread per token of each
-// batch element.
+// Computes the place of each token and, for queries, the range of places that the mask allows. One
+// thread runs for each token of a batch element.
 template <class C>
 GNOMON_DEVICE void PreparePlaces(const Parameters& p) {
   const int blocks = DivideUp(Most(p.queries, p.keys), 32 * C::kWarps);

@@ -104,7 +104,6 @@ template <class F>
 struct RowBounds {
   Query query;
   float norm;
-  float factor;  // of f, in log2 units
   const float* t;
   const float* keys;    // bounds of the cells of its keys
   const float* biases;  // bounds of the cells of its biases
@@ -143,7 +142,7 @@ struct RowBounds {
 #pragma unroll
       for (int s = 0; s < F::kColumnScalars; ++s) scalars[s] = {of[2 + 2 * s], of[3 + 2 * s]};
       const Range f = F::Bounds(g, query.a, scalars, t);
-      const float content = factor * (factor < 0 ? f.least : f.most);
+      const float content = query.factor * (query.factor < 0 ? f.least : f.most);
       const float margin = kBoundShare * (Abs(content) + Abs(bias)) + kBoundSlack;
       return content + bias + margin + Log2(static_cast<float>(end - begin));
     }
@@ -194,7 +193,6 @@ GNOMON_DEVICE void NarrowIntervals(const Parameters& p) {
   RowBounds<F> bounds;
   bounds.query = query;
   bounds.norm = ReadsTokens<F>() ? Sqrt(SquaredNorm<C>(x, i, p.dim)) : 0.0f;
-  bounds.factor = query.factor;
   bounds.t = head.t;
   bounds.keys = p.key_bounds + (static_cast<Int64>(b) * p.key_heads + key_head) *
                                    DivideUp(p.keys, cuda::kKeyCell) *

@@ -124,9 +124,9 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
                     "gnomon.attention: bias_parameters is given without positions; pass both");
   if (!a.query_positions) return;
   has_positions_ = true;
-  const HostPositions host = PositionsOnHost(a);
   input_.query_positions = Numbers<int64_t>(a.query_positions);
   input_.key_positions = Numbers<int64_t>(a.key_positions);
+  const HostPositions host = PositionsOnHost(a);
   const AttentionShape& n = input_.shape;
   bool any = false;
   for (int64_t b = 0; b < n.batch && n.queries > 0; ++b) {
@@ -159,6 +159,7 @@ void KernelCall<T>::SetPositions(const OperatorArguments& a) {
 
 template <class T>
 typename KernelCall<T>::HostPositions KernelCall<T>::PositionsOnHost(const OperatorArguments& a) {
+  if (a.x.is_cpu()) return {input_.query_positions, input_.key_positions, input_.mask};
   const auto copy = [&](const OptionalTensor& tensor, at::ScalarType type) {
     return tensor ? Keep(tensor->to(at::kCPU, type).contiguous()).const_data_ptr() : nullptr;
   };

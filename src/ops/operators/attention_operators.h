@@ -32,9 +32,9 @@ namespace gnomon {
 // prefix and the axis lengths of the token grid. tolerance bounds the weight that skipped tiles may
 // contribute to a row's sum. With rows_first, o is stored as (B, Q, H, V). Autograd sets recorded
 // if it records the call: kernels of GPUs then compute o with the precision that the backward pass
-// needs, which receives the same flag. Relative queries use the
-// first five layouts below, on the CPU only, and are indexed in reverse order. relative_layout
-// defines how the m rows of relative keys and values are indexed:
+// needs, which receives the same flag. Relative queries use the first five layouts below, on the
+// CPU only, and are indexed in reverse order. relative_layout defines how the m rows of relative
+// keys and values are indexed:
 //   "clip", "zero": offsets -n to n, m = 2 n + 1; farther pairs use the nearest row, or none;
 //   "clip_past", "zero_past": offsets -n to 0, m = n + 1;
 //   "past": the same offsets, but a farther pair is an error;
