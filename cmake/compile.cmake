@@ -10,6 +10,8 @@ target_compile_options(
     -Wshadow
     -Wnon-virtual-dtor
     -Woverloaded-virtual
+    # GCC rejects designators that are out of order.
+    $<$<CXX_COMPILER_ID:Clang,AppleClang>:-Werror=reorder-init-list>
     $<$<BOOL:${GNOMON_WERROR}>:-Werror>
 )
 

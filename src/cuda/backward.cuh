@@ -347,6 +347,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       float sum_ds[2] = {};
       float by_f[2] = {}, mean_f[2] = {};
       float by_added[2] = {}, mean_added[2] = {};
+      float sum_tempered[2] = {}, sum_share[2] = {};
       float mean_own[2][3] = {};
       float by_t[2][3] = {}, mean_t[2][3] = {};
       float d_key_bias[2] = {};
@@ -426,7 +427,10 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                         j);
                   }
                   weight = p_ij * kept;
-                  const float tempered = p_ij * (kept * dp[n][e] - softmax.delta);
+                  const float of_score = p_ij * (kept * dp[n][e] - softmax.delta);
+                  // The gradient without the soft cap, and the share of the row's excess.
+                  const float tempered = C::kSoftcap != 0 ? of_score * score.slope : of_score;
+                  const float share = C::kSoftcap != 0 ? p_ij * score.slope : p_ij;
                   ds = C::kTemperature != 0 ? temperature * tempered : tempered;
                   const float df = head.factor * ds;
                   Derivative d{};
@@ -446,23 +450,27 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                           ds;
                     }
                   } else {
-                    sum_ds[r] += tempered;
+                    sum_ds[r] += of_score;
+                    if (C::kSoftcap != 0) {
+                      sum_tempered[r] += tempered;
+                      sum_share[r] += share;
+                    }
                     if (C::kHeadSums != 0) {
                       by_f[r] = Fma(tempered, score.f, by_f[r]);
-                      mean_f[r] = Fma(p_ij, score.f, mean_f[r]);
+                      mean_f[r] = Fma(share, score.f, mean_f[r]);
                     }
 #pragma unroll
                     for (int m = 0; m < F::kRowScalars; ++m) {
-                      mean_own[r][m] = Fma(p_ij, d.a[m] - top_own[r][m], mean_own[r][m]);
+                      mean_own[r][m] = Fma(share, d.a[m] - top_own[r][m], mean_own[r][m]);
                     }
 #pragma unroll
                     for (int m = 0; m < F::kHeadScalars; ++m) {
                       by_t[r][m] = Fma(tempered, d.t[m], by_t[r][m]);
-                      mean_t[r][m] = Fma(p_ij, d.t[m], mean_t[r][m]);
+                      mean_t[r][m] = Fma(share, d.t[m], mean_t[r][m]);
                     }
                     if (C::kTemperature != 0) {
                       by_added[r] = Fma(tempered, score.added, by_added[r]);
-                      mean_added[r] = Fma(p_ij, score.added, mean_added[r]);
+                      mean_added[r] = Fma(share, score.added, mean_added[r]);
                     }
                   }
                 }
@@ -546,6 +554,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         mean_f[r] = SumOfRow(mean_f[r]);
         by_added[r] = SumOfRow(by_added[r]);
         mean_added[r] = SumOfRow(mean_added[r]);
+        sum_tempered[r] = SumOfRow(sum_tempered[r]);
+        sum_share[r] = SumOfRow(sum_share[r]);
 #pragma unroll
         for (int m = 0; m < F::kRowScalars; ++m) mean_own[r][m] = SumOfRow(mean_own[r][m]);
 #pragma unroll
@@ -572,18 +582,26 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
           const float d_lse = sees && p.d_lse != nullptr ? p.d_lse[row] : 0.0f;
           const float beyond = sees ? sum_ds[r] - d_lse : 0.0f;
           const float temperature = own_temperature[r];
+          // The sum of the gradients without the soft cap.
+          const float d_row_sum =
+              C::kSoftcap != 0 ? sum_tempered[r] - beyond * sum_share[r] : d_lse;
           if constexpr (IsDistance<F>()) {
             excess_w[r] = head.factor * temperature * beyond * top_slopes.g;
+            if (C::kSoftcap != 0) {
+              const float top = own_softmax[r].shift * p.softcap_inverse;
+              excess_w[r] *= 1 - top * top;
+            }
             top_key[r] = TopKey(p, head, rows[r]);
           }
           if (pair != 0 || chunk != 0) continue;
           if (p.d_row != nullptr) {
 #pragma unroll
             for (int m = 0; m < F::kRowScalars; ++m) {
-              // The common part of the slopes contributes through dlse.
+              // The common part of the slopes contributes through the sum of the gradients.
               p.d_row[m * query_rows + row] =
                   d_scalars[m] +
-                  head.factor * temperature * (d_lse * top_own[r][m] - beyond * mean_own[r][m]);
+                  head.factor * temperature *
+                      (d_row_sum * top_own[r][m] - beyond * mean_own[r][m]);
             }
           }
           const float d_factor = by_f[r] - beyond * mean_f[r];

@@ -19,7 +19,7 @@
 //   kAligned      whether the rows of all tensors are 16-byte aligned
 //   kBias         0 none, 1 by offset, 2 by a layout
 //   kKeyBias      0 none, 1 one part, 2 two parts with a base
-//   kPairBias, kPairMask, kSegments, kTemperature, kDropout
+//   kPairBias, kPairMask, kSegments, kTemperature, kSoftcap, kDropout
 //   kPositions    whether tokens have explicit positions
 //   kPacked       whether the queries of a head are query heads at one position (Input::packed)
 //   kRelativeKeys, kRelativeValues
@@ -56,6 +56,7 @@
   X(kPositions)                  \
   X(kPacked)                     \
   X(kTemperature)                \
+  X(kSoftcap)                    \
   X(kDropout)                    \
   X(kRelativeKeys)               \
   X(kRelativeValues)             \

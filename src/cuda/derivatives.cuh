@@ -305,9 +305,11 @@ GNOMON_DEVICE float FunctionTangent(const Derivative& slopes, float g, const Hea
   return f;
 }
 
-// The tangents of a score, in natural units, and of the score without the temperature.
+// The tangents of a score, in natural units; of the score without the soft cap; and of that without
+// the temperature.
 struct ScoreTangent {
   float plain;
+  float uncapped;
   float value;
 };
 // `temperature` is the query's; `f_tangent` is the tangent of score.f.
@@ -323,6 +325,8 @@ GNOMON_DEVICE ScoreTangent ScoreTangentOf(const HeadTerms& head, const HeadTange
     const float plain = Fma(head.factor, score.f, score.added);
     s.value = Fma(temperature, s.plain, q.temperature * plain);
   }
+  s.uncapped = s.value;
+  if (C::kSoftcap != 0) s.value *= score.slope;
   return s;
 }
 
@@ -370,8 +374,15 @@ GNOMON_DEVICE float TopTangent(const Parameters& p, const HeadTerms& head, const
   Score score{};
   score.f = F::Value(g, query.a, key.b, head.t);
   // This key's score is the shift, from which the added terms follow.
+  float whole = score_shift * kLn2;
+  if (C::kSoftcap != 0) {
+    const float capped = score_shift * p.softcap_inverse;
+    score.slope = 1 - capped * capped;
+    // The inverse of the soft cap, in natural units.
+    whole = p.softcap * (0.5f * kLn2 * kLn2) * (Log2(1 + capped) - Log2(1 - capped));
+  }
   if (C::kTemperature != 0 && temperature != 0) {
-    score.added = score_shift * kLn2 / temperature - head.factor * score.f;
+    score.added = whole / temperature - head.factor * score.f;
   }
   const ScoreTangent tangent = ScoreTangentOf<C>(head, of, q, temperature, score,
                                                  FunctionTangent<F>(slopes, g_tangent, of, q, k),
@@ -1131,9 +1142,17 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
                 // The derivative of the score, and its tangent.
                 const float change = score_tangent.value - of_query.lse;
                 const float difference = product - softmax.delta;
-                const float tempered = weight * difference;
-                const float tempered_tangent =
+                float tempered = weight * difference;
+                float tempered_tangent =
                     weight * Fma(change, difference, product_tangent - of_query.delta);
+                if (C::kSoftcap != 0) {
+                  // The slope of the cap is 1 - (score / cap)^2.
+                  const float slope_tangent =
+                      -2 * kLog2E * p.softcap_inverse * (score.value * p.softcap_inverse) *
+                      score.slope * score_tangent.uncapped;
+                  tempered_tangent = Fma(score.slope, tempered_tangent, slope_tangent * tempered);
+                  tempered *= score.slope;
+                }
                 ds[n][e] = tempered;
                 ds_tangents[n][e] = tempered_tangent;
                 if (C::kTemperature != 0) {

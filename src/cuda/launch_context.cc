@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 
 #include "base/call_log.h"
 #include "base/dropout.h"
@@ -112,6 +113,8 @@ void LaunchContext::SetInput(const PairFunction& function) {
   p_.pair_bias = ToArray(in_.pair_bias);
   p_.pair_mask = ToArray(in_.mask.pairs);
   p_.temperature = in_.temperature;
+  p_.softcap = static_cast<float>(in_.softcap * std::numbers::log2e);
+  p_.softcap_inverse = 1.0f / p_.softcap;
   p_.query_segments = in_.mask.query_segments;
   p_.key_segments = in_.mask.key_segments;
   p_.left = in_.mask.left;
@@ -151,6 +154,7 @@ void LaunchContext::SetFeatures() {
   c.kPositions = in_.query_positions != nullptr ? 1 : 0;
   c.kPacked = in_.packed ? 1 : 0;
   c.kTemperature = in_.temperature != nullptr ? 1 : 0;
+  c.kSoftcap = in_.softcap != 0 ? 1 : 0;
   c.kDropout = in_.dropout.rate != 0 ? 1 : 0;
   const bool relative = in_.relative.layout != nullptr;
   c.kRelativeKeys = relative && in_.relative.keys != nullptr ? 1 : 0;

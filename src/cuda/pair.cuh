@@ -329,6 +329,7 @@ struct Score {
   float f;
   float g;
   float added;  // terms added to c f, without the temperature
+  float slope;  // of the soft cap; only with kSoftcap
   bool seen;
 };
 
@@ -407,6 +408,13 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
   s.value = q.factor * s.f;
   if (C::kBias != 0 || C::kKeyBias != 0 || C::kPairBias != 0 || C::kRelativeKeys != 0) {
     s.value = Fma(q.temperature, s.added, s.value);
+  }
+  if (C::kSoftcap != 0) {
+    const float part = s.value * p.softcap_inverse;
+    s.value = p.softcap * Tanh(part);
+    // 1 - tanh^2 would cancel.
+    const float e = Exp2(-2 * kLog2E * Abs(part));
+    s.slope = 4 * e / ((1 + e) * (1 + e));
   }
   if (!s.seen) s.value = -Infinity();
   return s;

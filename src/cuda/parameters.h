@@ -123,6 +123,8 @@ struct Parameters {
   Array pair_bias;             // of floats
   Array pair_mask;             // of unsigned chars
   const float* temperature;    // (B, H, Lq)
+  float softcap;               // in log2 units
+  float softcap_inverse;       // 1 / softcap
   const int* query_segments;   // (B, Lq)
   const int* key_segments;     // (B, Lk)
 

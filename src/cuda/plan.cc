@@ -316,7 +316,8 @@ int Plan::Scalars() const {
 int64_t Plan::Terms() const {
   const Constants& c = features_;
   return (c.kBias == 2 ? 1 : 0) + c.kKeyBias + c.kPairBias + c.kPairMask + c.kSegments +
-         c.kPositions + c.kTemperature + c.kDropout + c.kRelativeKeys + c.kRelativeValues;
+         c.kPositions + c.kTemperature + c.kSoftcap + c.kDropout + c.kRelativeKeys +
+         c.kRelativeValues;
 }
 
 void Plan::PrepareDelta(int64_t count, bool one_pass) {

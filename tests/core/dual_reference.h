@@ -50,6 +50,7 @@ Results<double> RunReference(const Directed<T>& p) {
   in.shape = at.shape;
   in.mask = at.mask;
   in.dropout = at.dropout;
+  in.softcap = at.softcap;
   in.query_offset = at.query_offset;
   in.query_offsets = at.query_offsets;
   in.query_positions = at.query_positions;

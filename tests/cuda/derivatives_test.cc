@@ -226,6 +226,12 @@ std::vector<Case> Cases() {
       {"NoKeys", {.shape = {2, 2, 1, 5, 0, 8, 8}, .bias = kShared, .relative = &kShaw}},
       {"NoQueries", {.shape = {2, 2, 1, 0, 5, 8, 8}, .bias = kShared}},
       {"NoBatch", {.shape = {0, 2, 2, 4, 5, 8, 8}, .bias = kShared}},
+      {"SoftcapOfBiases",
+       {.shape = {2, 4, 2, 20, 40, 16, 16},
+        .right = 20,
+        .bias = kEach,
+        .temperature = true,
+        .softcap = 1.5}},
   };
 }
 

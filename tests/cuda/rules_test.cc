@@ -350,8 +350,8 @@ Problem<float> FallingProblem(const PairFunction& function, Element element, dou
   Problem<float> p = ProblemOf(function,
                                {.shape = {2, 3, 1, 40, 700, 16, 8},
                                 .right = 3,
-                                .query_offset = 500,
                                 .key_starts = {0, 90},
+                                .query_offset = 500,
                                 .bias = ProblemOptions::kBiasForEachBatch,
                                 .tolerance = tolerance},
                                element);

@@ -87,6 +87,10 @@ CASES = {
     "mask": Case(lambda p: {"mask": torch.rand(2, 1, 21, 37) < 0.6}),
     "dropout": Case(lambda p: {"dropout": 0.3, "seed": 11}),
     "temperature": Case(lambda p: {"temperature": p["t"].exp()}, {"t": (2, 4, 21)}),
+    "soft cap": Case(
+        lambda p: {"temperature": p["t"].exp(), "position": KeyBias(p["keys"]), "score_softcap": 2.0},
+        {"t": (2, 4, 21), "keys": (2, 4, 37)},
+    ),
     "one query": Case(
         lambda p: {"causal": True, "query_offset": 299, "position": ALiBi(p["slopes"])},
         {"slopes": (4,)},
@@ -617,17 +621,6 @@ def test_edge_biases_and_dropout(graph):
         ours = values_and_gradients(attend, floats)
     assert mode.calls["graph_forward"] == mode.calls["graph_backward"] == 1
     assert_near(ours, expected, 1e-4)
-
-
-def test_a_soft_cap_of_whole_scores_is_refused_by_name():
-    q = torch.randn(1, 2, 9, 8)
-    with (
-        OnCuda(),
-        pytest.raises(
-            NotImplementedError, match=r"score_softcap is not supported on a GPU; expected"
-        ),
-    ):
-        gnomon.attention(q, q, q, score_softcap=2.0)
 
 
 def test_position_to_content_is_refused_by_name():

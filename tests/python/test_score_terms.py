@@ -143,7 +143,6 @@ WITH_A_ROW_CONSTANT = [n for n in SIMILARITIES if n.startswith(("lorentz", "umbr
 CAPPED = {"a tile": (13, 37), "tiles": (150, 331), "few rows": (2, 700)}
 
 
-@pytest.mark.cpu("score_softcap is not supported on a GPU")
 @DTYPES
 @formulas.pairwise(
     similarity=[n for n in SIMILARITIES if n not in WITH_A_ROW_CONSTANT],
@@ -198,7 +197,6 @@ def test_a_soft_cap_of_whole_scores(similarity, shape, more, dtype):
     formulas.check(ours, theirs, inputs, dtype)
 
 
-@pytest.mark.cpu("score_softcap is not supported on a GPU")
 def test_a_soft_cap_without_biases_is_that_of_the_product():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 40, 8).unbind()
