@@ -18,6 +18,8 @@ ONLY ?=
 DATA ?=
 # The study that `make study` runs.
 NAME ?=
+# The model types that `make sweep` compares again: older, all, or a class of results.
+AGAIN ?= older
 # The installation prefix of `make install`.
 PREFIX ?= /usr/local
 # ON compiles the kernels only for this machine's instruction set. OFF compiles them for all, which a
@@ -197,14 +199,16 @@ mutants-cuda: build/build.ninja ## mutation-test the CUDA kernels; their emulati
 	$(BIN)/python tests/cuda/planted_errors.py $(ONLY)
 
 .PHONY: nightly
-nightly: check test-long test-core test-lab sanitize sanitize-cuda test-arm check-macos test-oldest mutants mutants-cuda sweep wheel ## run everything that `make test` omits (many hours)
+nightly: AGAIN = all
+nightly: check test-long test-core test-lab sanitize sanitize-cuda test-arm check-macos test-oldest mutants mutants-cuda sweep wheel ## run the tests that take long (many hours)
 
-# Compares only model types without current results, so an interrupted sweep can be resumed.
+# Compares only model types without current results, so an interrupted sweep can be resumed. AGAIN=all
+# compares every type.
 .PHONY: sweep
 sweep: .venv/.setup-test build ## compare all model types of transformers, oldest and newest release; writes docs/transformers.md (an hour)
 	@scripts/setup sweep
 	@status=0; for release in oldest newest; do \
-		build-sweep/$$release/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --again older \
+		build-sweep/$$release/bin/python tests/sweep/sweep.py tests/sweep/outcomes.jsonl --again $(AGAIN) \
 			--jobs $(JOBS) --table docs/transformers.md || status=1; \
 	done; exit $$status
 

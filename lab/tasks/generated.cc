@@ -41,18 +41,28 @@ enum Purpose : uint32_t {
 // The approximate number of tokens in an evaluation batch of any length.
 constexpr int64_t kEvaluationBatch = 8192;
 
-#define GNOMON_PROBLEM_OPTIONS(OPTION)                                                         \
-  OPTION(std::string, problem, "copy",                                                         \
-         .help =                                                                               \
-             "Problem: bucket-sort, copy, modular-addition, parity, recall, reverse, sort or " \
-             "stack; see docs/tasks.md",                                                       \
-         .choices = ProblemNames())                                                            \
-  OPTION(std::optional<int64_t>, symbols, std::nullopt,                                        \
-         .help =                                                                               \
-             "Number of different symbols (in recall, this many keys and this many values); "  \
-             "default: 2 for copy, reverse and stack, 5 for modular-addition and "             \
-             "bucket-sort, 100 for sort, 256 for recall",                                      \
-         .lowest = 1)
+const char* HelpOnProblem() {
+  static const std::string help =
+      StrCat("Problem: ", Join(ProblemNames(), ", "), "; see docs/tasks.md");
+  return help.c_str();
+}
+
+const char* HelpOnSymbols() {
+  static const std::string help = [] {
+    std::vector<std::string> defaults;
+    for (const Problem& problem : Problems()) {
+      defaults.push_back(StrCat(problem.symbols, " for ", problem.name));
+    }
+    return StrCat(
+        "Number of different symbols (in recall, this many keys and this many values); default: ",
+        Join(defaults, ", "));
+  }();
+  return help.c_str();
+}
+
+#define GNOMON_PROBLEM_OPTIONS(OPTION)                                                          \
+  OPTION(std::string, problem, "copy", .help = HelpOnProblem(), .choices = ProblemNames())      \
+  OPTION(std::optional<int64_t>, symbols, std::nullopt, .help = HelpOnSymbols(), .lowest = 1)
 
 struct ProblemOptions {
   GNOMON_OPTIONS(GNOMON_PROBLEM_OPTIONS)

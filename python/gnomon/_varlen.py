@@ -59,9 +59,16 @@ class VarlenArguments(TypedDict, total=False):
 _OF_TOKENS = ("tokens", "key_entries", "pairs", "keys", "queries", "offsets")
 
 
-# Terms that depend only on p_j - p_i, and options that make them depend on more than that.
-_BY_OFFSET = frozenset(("alibi", "hype", "kerple", "rope", "sandwich", "t5"))
-_NOT_BY_OFFSET = frozenset(("angles", "axis", "key_angles", "scaling", "sections", "shape", "xpos"))
+# Terms that depend only on p_j - p_i, and their options (names, or names with values) that keep it
+# so. Calls with other terms or options pass positions to the kernels, which is slower.
+_BY_OFFSET = {
+    "alibi": {"slopes"},
+    "hype": {"tau", "mu", "mode"},
+    "kerple": {"r1", "r2", "kind"},
+    "rope": {"base", "layout", "dims", "prefix", "xpos=false", "section_order"},
+    "sandwich": {"factor", "dims", "base"},
+    "t5": {"table", "bidirectional", "max_distance"},
+}
 
 # The mean length below which sequences share a call on CPUs, because separate calls would take
 # longer to start than to run.
@@ -297,8 +304,10 @@ def _depend_on_offsets(positions: list[Position]) -> bool:
         # torch.compile cannot trace components_of().
         for term in "+".join(lower(_NAME, None, position)[2]).split("+"):
             name, *options = term.split(":")
-            keys = {option.partition("=")[0] for option in options}
-            if name not in _BY_OFFSET or keys & _NOT_BY_OFFSET:
+            known = _BY_OFFSET.get(name)
+            if known is None:
+                return False
+            if not all(option in known or option.partition("=")[0] in known for option in options):
                 return False
     return True
 

@@ -35,10 +35,6 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   if (in.relative.layout != nullptr && !DescribeLayout(*in.relative.layout, &layout)) {
     return "relative has a layout that is not supported on a GPU";
   }
-  if (in.relative.queries != nullptr) {
-    return "relative queries (position to content) are not supported on a GPU; expected tensors "
-           "on the CPU, or a position without them";
-  }
   return "";
 }
 

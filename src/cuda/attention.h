@@ -21,13 +21,14 @@ using Element = TokenType;
 using Tensor = View<void>;
 
 // The operator's input. Pointers are device pointers; layouts are host objects. Tokens and values
-// have the element type of x. relative.query, an array of floats, is ignored in favour of
-// relative_query.
+// have the element type of x. relative.query and relative.key, arrays of floats, are ignored in
+// favour of relative_query and relative_key.
 struct Input : AttentionInput<float> {
   Input() = default;
   explicit Input(const AttentionInput<float>& input) : AttentionInput<float>(input) {}
 
   Tokens relative_query;  // (B, H, Lq, relative.dim)
+  Tokens relative_key;    // (B, Hkv, Lk, relative.key_dim)
   // (Lq + 1), ascending. If the mask allows them, query i of every batch element attends to keys
   // [key_rows[i], key_rows[i + 1]). If null, only the mask applies.
   const int64_t* key_rows = nullptr;
@@ -35,9 +36,9 @@ struct Input : AttentionInput<float> {
   // position of query 0. The factor then has an element per query head. Forward() packs calls with
   // one query.
   bool packed = false;
-  // Each query has up to four kinds of tables, each with the size of relative.layout. This is the
-  // maximum number of elements of each kind in memory at once; only the query heads of a single key
-  // head may exceed it. Results do not depend on this limit.
+  // Queries and keys have several kinds of tables, each with the size of relative.layout. This is
+  // the maximum number of elements of each kind in memory at once; only the query heads of a single
+  // key head may exceed it. Results do not depend on this limit.
   int64_t most_table_numbers = int64_t{1} << 24;
   // The least number of keys for which negligible weights are skipped. With fewer keys, the kernels
   // that find them would take a larger part of the time.
@@ -80,6 +81,8 @@ struct Gradient {
   Tensor relative_query;
   float* relative_keys = nullptr;
   float* relative_values = nullptr;
+  Tensor relative_key;
+  float* relative_queries = nullptr;
   float* temperature = nullptr;
 };
 

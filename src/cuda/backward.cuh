@@ -164,7 +164,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
   const int word_count = WordCount<F, C, kKeys>();
   const bool sums_bias = kKeys && C::kBiasGradient != 0;
   const bool sums_tables = !kKeys && C::kRelativeSums != 0;
-  const int score_count = kKeys                   ? C::kBiasGradient
+  const bool sums_key_tables = kKeys && C::kRelativeSums != 0;
+  const int score_count = kKeys                   ? Most(C::kBiasGradient, C::kRelativeSums)
                           : C::kRelativeSums != 0 ? C::kRelativeKeys + C::kRelativeValues
                                                   : 0;
   const SharedLayout at =
@@ -282,6 +283,9 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       Barrier();
     }
 
+    if (sums_key_tables && chunk == 0) {
+      ClearKeyTables<C>(p, p.d_relative_key_scores, b, own_head, begin + 16 * warp);
+    }
     for (int h = first_h; h < last_h; ++h) {
       const HeadTerms head = LoadHead<F, C>(p, b, h);
       const TileWords<F, C, kKeys> other_words(p, b, h);
@@ -481,7 +485,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
                   if (C::kRelativeKeys != 0) StoreShared<float>(memory + at.scores + place, ds);
                   if (C::kRelativeValues != 0) StoreShared<float>(memory + weights + place, weight);
                 }
-                if (sums_bias) {
+                if (sums_bias || sums_key_tables) {
                   StoreShared<float>(
                       memory + at.scores + 4 * ((rows[r] - begin) * (C::kStep + 1) + column), ds);
                 }
@@ -514,7 +518,11 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         if (kReads) AddRows<C>(dx, dp, x_tile, C::kDim, first_column, C::kColumns);
         if constexpr (kKeys) AddRows<C>(dy, s, y_tile, C::kValueDim, first_column, C::kColumns);
         // Other threads read this thread's scores.
-        if (sums_tables || sums_bias) Barrier();
+        if (sums_tables || sums_bias || sums_key_tables) Barrier();
+        if (sums_key_tables && chunk == 0) {
+          AddToKeyTables<C>(p, p.d_relative_key_scores, memory + at.scores, b, h,
+                            begin + 16 * warp, start);
+        }
         if (sums_tables && chunk == 0) {
           const int own = begin + 16 * warp;
           if (C::kRelativeKeys != 0) {

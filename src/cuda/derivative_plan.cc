@@ -44,10 +44,8 @@ void DerivativePlan::Forward(const Saved& saved, const OutputTangents& out) {
   const int64_t of_head = Up(n_.queries, 16 * c.kWarps);
   relative_.ForEachSlice(/*is_backward=*/false, [&](int64_t first, int64_t count) {
     relative_.AllocateTangents(tangent_, /*is_backward=*/false, count);
-    if (c.kRelativeKeys != 0) {
-      relative_.MultiplyByKeys(count);
-      relative_.MultiplyTangentsByKeys(tangent_, count);
-    }
+    relative_.ComputeScores(first, count);
+    relative_.ComputeScoreTangents(tangent_, first, count);
     context_.Launch("forward_tangents", c, count * of_head * p_.chunks, 1,
                     SharedBytes(c, /*is_backward=*/false, words, scores), function_.name);
     if (c.kRelativeValues != 0) relative_.AddValueTangents(tangent_, first, count);
@@ -85,7 +83,8 @@ void DerivativePlan::Backward(const Saved& saved, const CotangentTangents& cotan
   Constants of_keys = c;
   of_keys.kColumns = std::min<int64_t>(64, std::max(c.kDim, c.kValueDim));
   of_keys.kBiasGradient = gradient.bias.table != nullptr ? 1 : 0;
-  Fit(of_keys, /*is_backward=*/true, WordsOfQueries(), of_keys.kBiasGradient);
+  of_keys.kRelativeSums = RelativeTables::WantsKeySums(gradient) ? 1 : 0;
+  Fit(of_keys, /*is_backward=*/true, WordsOfQueries(), ScoresOfKeys(of_keys));
 
   const bool wants_queries = gradient.x.data != nullptr || gradient.row_scalars != nullptr ||
                              sums_heads || gradient.temperature != nullptr ||
@@ -93,10 +92,8 @@ void DerivativePlan::Backward(const Saved& saved, const CotangentTangents& cotan
   PrepareSums(of_keys, gradient);
   relative_.ForEachSlice(/*is_backward=*/true, [&](int64_t first, int64_t count) {
     relative_.AllocateTangents(tangent_, /*is_backward=*/true, count);
-    if (c.kRelativeKeys != 0) {
-      relative_.MultiplyByKeys(count);
-      relative_.MultiplyTangentsByKeys(tangent_, count);
-    }
+    relative_.ComputeScores(first, count);
+    relative_.ComputeScoreTangents(tangent_, first, count);
     if (c.kRelativeValues != 0) {
       relative_.MultiplyByValues(saved.d_o, count);
       relative_.MultiplyTangentsByValues(tangent_, saved.d_o, cotangent.d_o, count);
@@ -115,6 +112,7 @@ void DerivativePlan::Backward(const Saved& saved, const CotangentTangents& cotan
     }
     p_.chunks = Int(Up(std::max(c.kDim, c.kValueDim), of_keys.kColumns));
     PassOverQueries(of_keys, WordsOfQueries(), gradient, first, count);
+    relative_.MultiplyKeySumTangents(gradient, tangent_, first, count);
   });
   if (sums_heads) SumHeads(gradient);
   if (gradient.bias.table != nullptr) SumBiases(gradient.bias);
@@ -214,6 +212,10 @@ int DerivativePlan::WordsOfQueries() const {
          QueryTangentWords(function_.row_scalars, distance_, Int(c.kTemperature));
 }
 
+int64_t DerivativePlan::ScoresOfKeys(const Constants& c) {
+  return std::max(c.kBiasGradient, 2 * c.kRelativeSums);
+}
+
 void DerivativePlan::PassOverQueries(const Constants& c, int words, const Gradient& gradient,
                                      int64_t first, int64_t count) {
   if (!WantsKeys(gradient)) return;
@@ -225,7 +227,7 @@ void DerivativePlan::PassOverQueries(const Constants& c, int words, const Gradie
   for (int64_t n = 0; n < key_heads; n += at_once) {
     p_.first_head = Int(first / p_.group + n);
     context_.Launch("key_tangents", c, at_once * PartsOfKeys(c, gradient) * p_.chunks, 1,
-                    SharedBytes(c, /*is_backward=*/true, words, c.kBiasGradient), function_.name);
+                    SharedBytes(c, /*is_backward=*/true, words, ScoresOfKeys(c)), function_.name);
   }
   p_.first_head = Int(first);
 }

@@ -35,6 +35,8 @@ class DerivativePlan : public Plan {
   int64_t MostColumns() const;
   int WordsOfKeys() const;
   int WordsOfQueries() const;
+  // The number of arrays of pair values that the pass over queries needs.
+  static int64_t ScoresOfKeys(const Constants& c);
   void PassOverQueries(const Constants& c, int words, const Gradient& gradient, int64_t first,
                        int64_t count);
 

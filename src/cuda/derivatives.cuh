@@ -29,6 +29,7 @@ struct HeadTangents {
   const float* bias;
   const float* relative_scores;
   const float* relative_products;
+  const float* relative_key_scores;
 };
 struct QueryTangents {
   float a[3];
@@ -61,6 +62,9 @@ GNOMON_DEVICE HeadTangents LoadHeadTangents(const Parameters& p, int b, int h) {
   }
   if (C::kRelativeValues != 0 && of.relative_products != nullptr) {
     head.relative_products = of.relative_products + first;
+  }
+  if (C::kRelativeQueries != 0 && of.relative_key_scores != nullptr) {
+    head.relative_key_scores = of.relative_key_scores + KeyTableOf(p, b, h);
   }
   return head;
 }
@@ -286,6 +290,9 @@ GNOMON_DEVICE float AddedTangent(const Parameters& p, const HeadTerms& head, con
   if (C::kRelativeKeys != 0 && of.relative_scores != nullptr) {
     sum += SumOfPair<C>(p, p.relative_layout,
                         of.relative_scores + static_cast<Int64>(i) * p.relative_size, head, i, j);
+  }
+  if (C::kRelativeQueries != 0 && of.relative_key_scores != nullptr) {
+    sum += NumberOfKey<C>(p, of.relative_key_scores, head, i, j);
   }
   return sum;
 }
@@ -813,7 +820,8 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
                          : cuda::KeyTangentWords(F::kColumnScalars, IsDistance<F>(), C::kKeyBias));
   const bool sums_bias = kKeys && C::kBiasGradient != 0;
   const bool sums_tables = kPass == kQueriesPass && C::kRelativeSums != 0;
-  const int score_count = kKeys ? C::kBiasGradient
+  const bool sums_key_tables = kKeys && C::kRelativeSums != 0;
+  const int score_count = kKeys ? Most(C::kBiasGradient, 2 * C::kRelativeSums)
                           : kPass == kRowsPass || C::kRelativeSums == 0
                               ? 0
                               : 2 * (C::kRelativeKeys + C::kRelativeValues);
@@ -909,6 +917,11 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
     Scales<C> y_scales;
     float d_own[2][3] = {};
 
+    const int own = begin + 16 * warp;
+    if (sums_key_tables && chunk == 0) {
+      ClearKeyTables<C>(p, p.d_relative_key_scores, b, own_head, own);
+      ClearKeyTables<C>(p, tangent.d_relative_key_scores, b, own_head, own);
+    }
     for (int h = first_h; h < last_h; ++h) {
       const HeadTerms head = LoadHead<F, C>(p, b, h);
       const HeadTangents of_head = LoadHeadTangents<F, C>(p, b, h);
@@ -998,7 +1011,6 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
       float by[2][4] = {};
       float by_t[2][3] = {};
       float d_key_bias[2] = {};
-      const int own = begin + 16 * warp;
       if (sums_tables && chunk == 0) {
         if (C::kRelativeKeys != 0) {
           ClearTables<C>(p, p.d_relative_scores, b, h, own);
@@ -1218,7 +1230,8 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
               StoreTile<C>(to + tile_bytes, dp_tangents);
             }
           }
-          if (sums_bias) StoreTile<C>(memory + at.scores, ds_tangents);
+          if (sums_bias || sums_key_tables) StoreTile<C>(memory + at.scores, ds_tangents);
+          if (sums_key_tables) StoreTile<C>(memory + at.scores + tile_bytes, ds);
           float shrink[2];
           if (kReads && ScaleBoth<C>(x_scales, s, s_tangents, shrink)) {
             MultiplySums(dx, shrink);
@@ -1259,7 +1272,12 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
             }
           }
           // Other threads read this thread's scores.
-          if (sums_tables || sums_bias) Barrier();
+          if (sums_tables || sums_bias || sums_key_tables) Barrier();
+          if (sums_key_tables && chunk == 0) {
+            const unsigned char* const from = memory + at.scores;
+            AddToKeyTables<C>(p, tangent.d_relative_key_scores, from, b, h, own, start);
+            AddToKeyTables<C>(p, p.d_relative_key_scores, from + tile_bytes, b, h, own, start);
+          }
           if (sums_tables && chunk == 0) {
             const unsigned char* from = memory + at.scores;
             if (C::kRelativeKeys != 0) {

@@ -106,6 +106,7 @@ void LaunchContext::SetInput(const PairFunction& function) {
     p_.relative_size = p_.relative_layout.size;
     p_.relative_values = in_.relative.values;
     p_.relative_values_stride = in_.relative.value_heads ? p_.relative_size * n.value_dim : 0;
+    p_.relative_key_tables = in_.relative.query_heads ? p_.group : 1;
   }
   p_.key_bias = in_.key_bias;
   p_.key_bias_low = in_.key_bias_low;
@@ -159,6 +160,7 @@ void LaunchContext::SetFeatures() {
   const bool relative = in_.relative.layout != nullptr;
   c.kRelativeKeys = relative && in_.relative.keys != nullptr ? 1 : 0;
   c.kRelativeValues = relative && in_.relative.values != nullptr ? 1 : 0;
+  c.kRelativeQueries = relative && in_.relative.queries != nullptr ? 1 : 0;
   const bool bounded = in_.mask.left < kFar || in_.mask.right < kFar || in_.mask.chunks.size > 0 ||
                        in_.key_rows != nullptr;
   c.kHides = bounded || c.kBias != 0 || c.kKeyBias != 0 || c.kPairBias != 0 || c.kPairMask != 0 ||

@@ -38,6 +38,7 @@ struct HeadTerms {
   const float* bias;             // the head's bias table
   const float* relative_scores;  // of query 0
   const float* relative_products;
+  const float* relative_key_scores;  // of key 0
 };
 
 template <class F>
@@ -81,7 +82,8 @@ GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
   head.factor = p.factor[h];
 #pragma unroll
   for (int s = 0; s < F::kHeadScalars; ++s) head.t[s] = p.head_scalars[s * p.heads + h];
-  if (C::kBias != 0 || C::kRelativeKeys != 0 || C::kRelativeValues != 0) {
+  if (C::kBias != 0 || C::kRelativeKeys != 0 || C::kRelativeValues != 0 ||
+      C::kRelativeQueries != 0) {
     head.position = QueryOffset(p, b);
   }
   if (C::kBias != 0) {
@@ -91,6 +93,9 @@ GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
       ((static_cast<Int64>(b) * p.heads + h) * p.queries - p.relative_row) * p.relative_size;
   if (C::kRelativeKeys != 0) head.relative_scores = p.relative_scores + first;
   if (C::kRelativeValues != 0) head.relative_products = p.relative_products + first;
+  if (C::kRelativeQueries != 0) {
+    head.relative_key_scores = p.relative_key_scores + KeyTableOf(p, b, h);
+  }
   return head;
 }
 
@@ -341,6 +346,14 @@ GNOMON_DEVICE float SumOfPair(const Parameters& p, const LayoutParameters& layou
                       KeyPosition<C>(p, head.b, head.position, j));
 }
 
+// The number that query i and key j read in the key's table. `table`: the head's table of key 0.
+template <class C>
+GNOMON_DEVICE float NumberOfKey(const Parameters& p, const float* table, const HeadTerms& head,
+                                int i, int j) {
+  const int number = NumberInKeyTable<C>(p, head.b, head.position, i, j);
+  return number < 0 ? 0.0f : table[j * KeyTableStep(p) + number];
+}
+
 GNOMON_DEVICE float FiniteBias(float bias) {
   return Abs(bias) < Infinity() ? Max(-kMostBias, Min(kMostBias, bias)) : bias;
 }
@@ -403,10 +416,14 @@ GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Qu
                        head.relative_scores + static_cast<Int64>(i) * p.relative_size, head, i, j);
     }
   }
+  if (C::kRelativeQueries != 0) {
+    if (s.seen) s.added += NumberOfKey<C>(p, head.relative_key_scores, head, i, j);
+  }
   s.g = g;
   s.f = F::Value(s.g, q.a, k.b, head.t);
   s.value = q.factor * s.f;
-  if (C::kBias != 0 || C::kKeyBias != 0 || C::kPairBias != 0 || C::kRelativeKeys != 0) {
+  if (C::kBias != 0 || C::kKeyBias != 0 || C::kPairBias != 0 || C::kRelativeKeys != 0 ||
+      C::kRelativeQueries != 0) {
     s.value = Fma(q.temperature, s.added, s.value);
   }
   if (C::kSoftcap != 0) {

@@ -44,6 +44,7 @@ struct Product {
   Matrix left, right;
   int rows, columns, depth;
   float factor;
+  int heads;      // per batch element
   float* to;      // (heads of the launch, rows, columns), contiguous; not stored if null
   int adds;       // whether to add to the existing content
   Array rounded;  // the result in the call's element type; not stored if null
@@ -72,6 +73,8 @@ struct Tangents {
   float* relative_products;
   float* relative_weights;
   float* d_relative_scores;
+  float* relative_key_scores;
+  float* d_relative_key_scores;
   float* lse;    // (B, H, Lq)
   float* delta;  // (B, H, Lq)
   float* o;      // (B, H, Lq, Dv)
@@ -140,6 +143,15 @@ struct Parameters {
   const float* relative_values;  // W: (1 or H, relative_size, Dv)
   Int64 relative_values_stride;  // between heads
   Product product;               // relative.cuh
+
+  // Relative queries. Keys have tables (rows, relative_key_tables, relative_size), one for all query
+  // heads of a key head, or one for each of them. There is one row per key of a launch; the first
+  // row belongs to the key with index relative_key_row in (B, Hkv, Lk). Pairs that read entry n of
+  // the layout read number relative_size - 1 - n of a table.
+  int relative_key_tables;
+  Int64 relative_key_row;
+  float* relative_key_scores;    // r_j . F_n
+  float* d_relative_key_scores;  // sum of the score gradients
 
   // The mask's parameters for key intervals, and the intervals that rows.cuh computes from them.
   Int64 left, right, chunk_size, chunks_before, chunks_after, query_offset;

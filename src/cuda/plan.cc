@@ -173,7 +173,7 @@ void Plan::Forward(const Output& out) {
       Int(c.kStages), Int(c.kOwn), words, Int(c.kBias), Int(c.kRelativeValues));
   const int64_t of_head = Up(n_.queries, rows_in_block) * p_.parts;
   relative_.ForEachSlice(/*is_backward=*/false, [&](int64_t first, int64_t count) {
-    if (c.kRelativeKeys != 0) relative_.MultiplyByKeys(count);
+    relative_.ComputeScores(first, count);
     context_.Launch("forward", c, count * of_head, 1, layout.size, function_.name);
     if (has_values) relative_.AddValues(first, count);
   });
@@ -269,7 +269,7 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
   p_.balanced_delta = context_.New<float>(Size(context_.rows()));
   PrepareSums(c, gradient);
   relative_.ForEachSlice(/*is_backward=*/true, [&](int64_t first, int64_t count) {
-    if (c.kRelativeKeys != 0) relative_.MultiplyByKeys(count);
+    relative_.ComputeScores(first, count);
     if (c.kRelativeValues != 0) relative_.MultiplyByValues(saved.d_o, count);
     p_.delta = delta;
     PrepareDelta(count, /*one_pass=*/false);
@@ -284,7 +284,9 @@ void Plan::Backward(const Saved& saved, const Gradient& gradient) {
     }
     Constants keys = c;
     keys.kBiasGradient = gradient.bias.table != nullptr ? 1 : 0;
+    keys.kRelativeSums = RelativeTables::WantsKeySums(gradient) ? 1 : 0;
     PassOverQueries(keys, gradient, first, count);
+    relative_.MultiplyKeySums(gradient, first, count);
   });
   if (sums_heads) SumHeads(gradient);
   if (gradient.bias.table != nullptr) SumBiases(gradient.bias);
@@ -317,7 +319,7 @@ int64_t Plan::Terms() const {
   const Constants& c = features_;
   return (c.kBias == 2 ? 1 : 0) + c.kKeyBias + c.kPairBias + c.kPairMask + c.kSegments +
          c.kPositions + c.kTemperature + c.kSoftcap + c.kDropout + c.kRelativeKeys +
-         c.kRelativeValues;
+         c.kRelativeValues + c.kRelativeQueries;
 }
 
 void Plan::PrepareDelta(int64_t count, bool one_pass) {
@@ -372,7 +374,8 @@ void Plan::PrepareSums(const Constants& c, const Gradient& gradient) {
 bool Plan::WantsKeys(const Gradient& gradient) {
   return gradient.y.data != nullptr || gradient.v.data != nullptr ||
          gradient.column_scalars != nullptr || gradient.key_bias != nullptr ||
-         gradient.bias.table != nullptr || gradient.pair_bias.data != nullptr;
+         gradient.bias.table != nullptr || gradient.pair_bias.data != nullptr ||
+         RelativeTables::WantsKeySums(gradient);
 }
 
 void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t first,
@@ -401,7 +404,8 @@ void Plan::PassOverQueries(const Constants& c, const Gradient& gradient, int64_t
   for (int64_t n = 0; n < key_heads / at_once; ++n) {
     p_.first_head = Int(first / p_.group + n * apart);
     context_.Launch("backward_keys", c, at_once * parts * p_.chunks, 1,
-                    SharedOfBackward(c, words, c.kBiasGradient), function_.name);
+                    SharedOfBackward(c, words, std::max(c.kBiasGradient, c.kRelativeSums)),
+                    function_.name);
   }
   p_.head_step = 1;
   p_.first_head = Int(first);

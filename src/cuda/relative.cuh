@@ -1,7 +1,7 @@
-// Relative keys and values: the rows of a table that query-key pairs read through a layout. Each
-// query has tables with one number per row, such as its products with the relative keys or the sums
-// of its attention weights. Multiply() multiplies these tables by the rows; the other functions
-// clear, scale and update them.
+// Relative keys, values and queries: the rows of a table that query-key pairs read through a layout.
+// Each query has tables with one number per row, such as its products with the relative keys or the
+// sums of its attention weights. With relative queries, each key has tables. Multiply() multiplies
+// these tables by the rows; the other functions clear, scale and update them.
 #ifndef GNOMON_SRC_CUDA_RELATIVE_CUH_
 #define GNOMON_SRC_CUDA_RELATIVE_CUH_
 
@@ -31,8 +31,8 @@ GNOMON_DEVICE void Multiply(const Parameters& p) {
   const int column = BlockX() % column_blocks * threads + Thread();
   const int first_row = BlockX() / column_blocks % row_blocks * kRows;
   const int index = BlockX() / column_blocks / row_blocks;
-  const int b = (p.first_head + index) / p.heads;
-  const int h = (p.first_head + index) % p.heads;
+  const int b = (p.first_head + index) / product.heads;
+  const int h = (p.first_head + index) % product.heads;
   const Int64 left = b * product.left.batch + h * product.left.head;
   const Int64 right = b * product.right.batch + h * product.right.head;
   unsigned char* const memory = SharedMemory();
@@ -90,6 +90,35 @@ GNOMON_DEVICE void ClearTables(const Parameters& p, float* tables, int b, int h,
   for (int r = 0; r < 16 && first + r < p.queries; ++r) {
     float* const to = tables + RelativeEntryOf<C>(p, b, h, first + r);
     for (int n = Thread() % 32; n < p.relative_size; n += 32) to[n] = 0;
+  }
+}
+
+// The tables of a warp's 16 keys, which no other warp accesses either. Key `first` is the first one.
+
+template <class C>
+GNOMON_DEVICE void ClearKeyTables(const Parameters& p, float* tables, int b, int key_head,
+                                  int first) {
+  float* const to = tables + KeyTableOf(p, b, key_head * p.group) + first * KeyTableStep(p);
+  const Int64 size = Least(16, p.keys - first) * KeyTableStep(p);
+  for (Int64 n = Thread() % 32; n < size; n += 32) to[n] = 0;
+}
+
+// Adds a tile's numbers, which shared memory holds in rows of kStep + 1, to the tables of head h.
+// The tile's rows are keys. The numbers of queries beyond Lq are 0.
+template <class C>
+GNOMON_DEVICE void AddToKeyTables(const Parameters& p, float* tables, const unsigned char* numbers,
+                                  int b, int h, int first, int first_query) {
+  const int warp = Thread() / 32;
+  const Int64 origin = QueryOffset(p, b);
+  float* const of_head = tables + KeyTableOf(p, b, h);
+  const int count = C::kPositions != 0 ? Least(C::kStep, p.queries - first_query) : C::kStep;
+  for (int r = 0; r < 16 && first + r < p.keys; ++r) {
+    const int j = first + r;
+    const auto number_of = [&](int column, int) {
+      return NumberInKeyTable<C>(p, b, origin, first_query + column, j);
+    };
+    AddNumbers<C>(p.relative_layout, numbers + 4 * (16 * warp + r) * (C::kStep + 1), 4, count,
+                  number_of, of_head + j * KeyTableStep(p));
   }
 }
 

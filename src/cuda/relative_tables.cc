@@ -8,14 +8,19 @@ Matrix Transposed(const Matrix& m) { return {m.data, m.batch, m.head, m.column, 
 
 }  // namespace
 
-void RelativeTables::MultiplyByKeys(int64_t count) {
+void RelativeTables::ComputeScores(int64_t first, int64_t count) {
   const Relative<float>& relative = in_.relative;
-  Product& product = NewProduct();
-  product.left = ToMatrix(in_.relative_query);
-  product.right = Transposed(RowsOf(relative.keys, relative.dim, relative.key_heads));
-  product.factor = relative.factor;
-  product.to = p_.relative_scores;
-  Multiply(n_.queries, p_.relative_size, relative.dim, count);
+  if (relative.keys != nullptr) {
+    SetProduct(ToMatrix(in_.relative_query),
+               Transposed(RowsOf(relative.keys, relative.dim, relative.key_heads)),
+               relative.factor, p_.relative_scores, /*adds=*/false);
+    Multiply(n_.queries, p_.relative_size, relative.dim, count);
+  }
+  if (relative.queries != nullptr) {
+    SetProduct(ToMatrix(in_.relative_key), Transposed(QueryRows(relative.queries)),
+               relative.factor, p_.relative_key_scores, /*adds=*/false);
+    MultiplyKeys(n_.keys, KeyTableColumns(), relative.key_dim, first, count);
+  }
 }
 
 void RelativeTables::AddValues(int64_t first, int64_t count) {
@@ -67,6 +72,25 @@ void RelativeTables::MultiplySums(const Gradient& gradient, int64_t first, int64
   }
 }
 
+void RelativeTables::MultiplyKeySums(const Gradient& gradient, int64_t first, int64_t count) {
+  const Relative<float>& relative = in_.relative;
+  if (gradient.relative_key.data != nullptr) {
+    SetProduct(KeyTables(p_.d_relative_key_scores), QueryRows(relative.queries), relative.factor,
+               nullptr, /*adds=*/false);
+    p_.product.skips = 1;
+    p_.product.rounded = ToArray(gradient.relative_key);
+    MultiplyKeys(n_.keys, relative.key_dim, KeyTableColumns(), first, count);
+  }
+  if (gradient.relative_queries != nullptr) {
+    SetProduct(Transposed(KeyTables(p_.d_relative_key_scores)), ToMatrix(in_.relative_key),
+               relative.factor,
+               d_relative_queries_ + first / p_.group * KeyTableColumns() * relative.key_dim,
+               /*adds=*/false);
+    p_.product.skips = 1;
+    MultiplyKeys(KeyTableColumns(), relative.key_dim, n_.keys, first, count);
+  }
+}
+
 void RelativeTables::AllocateTangents(const Input& tangent, bool is_backward, int64_t count) {
   const Constants& c = context_.features();
   const int64_t numbers = count * n_.queries * p_.relative_size;
@@ -86,6 +110,17 @@ void RelativeTables::AllocateTangents(const Input& tangent, bool is_backward, in
   if (keys && is_backward && query_tangents_ == nullptr) {
     query_tangents_ = context_.New<float>(Size(count * n_.queries * in_.relative.dim));
   }
+  if (c.kRelativeQueries == 0) return;
+  const int64_t rows = count / p_.group * n_.keys;
+  const auto need_of_keys = [&](bool is_needed, float*& table) {
+    if (is_needed && table == nullptr) table = context_.New<float>(Size(rows * KeyTableColumns()));
+  };
+  need_of_keys(tangent.relative_key.data != nullptr || tangent.relative.queries != nullptr,
+               p_.tangent.relative_key_scores);
+  need_of_keys(is_backward, p_.tangent.d_relative_key_scores);
+  if (is_backward && key_tangents_ == nullptr) {
+    key_tangents_ = context_.New<float>(Size(rows * in_.relative.key_dim));
+  }
 }
 
 void RelativeTables::SetProduct(const Matrix& left, const Matrix& right, float factor, float* to,
@@ -98,7 +133,7 @@ void RelativeTables::SetProduct(const Matrix& left, const Matrix& right, float f
   product.adds = adds ? 1 : 0;
 }
 
-void RelativeTables::MultiplyTangentsByKeys(const Input& tangent, int64_t count) {
+void RelativeTables::ComputeScoreTangents(const Input& tangent, int64_t first, int64_t count) {
   const Relative<float>& relative = in_.relative;
   bool adds = false;
   const auto multiply = [&](const Tokens& query, const float* keys) {
@@ -110,6 +145,16 @@ void RelativeTables::MultiplyTangentsByKeys(const Input& tangent, int64_t count)
   };
   multiply(tangent.relative_query, relative.keys);
   multiply(in_.relative_query, tangent.relative.keys);
+  adds = false;
+  const auto multiply_keys = [&](const Tokens& key, const float* queries) {
+    if (key.data == nullptr || queries == nullptr) return;
+    SetProduct(ToMatrix(key), Transposed(QueryRows(queries)), relative.factor,
+               p_.tangent.relative_key_scores, adds);
+    MultiplyKeys(n_.keys, KeyTableColumns(), relative.key_dim, first, count);
+    adds = true;
+  };
+  multiply_keys(tangent.relative_key, relative.queries);
+  multiply_keys(in_.relative_key, tangent.relative.queries);
 }
 
 void RelativeTables::AddValueTangents(const Input& tangent, int64_t first, int64_t count) {
@@ -179,6 +224,36 @@ void RelativeTables::MultiplySumTangents(const Gradient& gradient, const Input& 
   }
 }
 
+void RelativeTables::MultiplyKeySumTangents(const Gradient& gradient, const Input& tangent,
+                                            int64_t first, int64_t count) {
+  const Relative<float>& relative = in_.relative;
+  if (gradient.relative_key.data != nullptr) {
+    const auto multiply = [&](const float* tables, const float* queries, bool adds, bool is_last) {
+      SetProduct(KeyTables(tables), QueryRows(queries), relative.factor, key_tangents_, adds);
+      p_.product.skips = 1;
+      if (is_last) p_.product.rounded = ToArray(gradient.relative_key);
+      MultiplyKeys(n_.keys, relative.key_dim, KeyTableColumns(), first, count);
+    };
+    const bool has_queries = tangent.relative.queries != nullptr;
+    multiply(p_.tangent.d_relative_key_scores, relative.queries, /*adds=*/false, !has_queries);
+    if (has_queries) {
+      multiply(p_.d_relative_key_scores, tangent.relative.queries, /*adds=*/true, /*is_last=*/true);
+    }
+  }
+  if (gradient.relative_queries != nullptr) {
+    const auto multiply = [&](const float* tables, const Tokens& key, bool adds) {
+      if (key.data == nullptr) return;
+      SetProduct(Transposed(KeyTables(tables)), ToMatrix(key), relative.factor,
+                 d_relative_queries_ + first / p_.group * KeyTableColumns() * relative.key_dim,
+                 adds);
+      p_.product.skips = 1;
+      MultiplyKeys(KeyTableColumns(), relative.key_dim, n_.keys, first, count);
+    };
+    multiply(p_.tangent.d_relative_key_scores, in_.relative_key, /*adds=*/false);
+    multiply(p_.d_relative_key_scores, tangent.relative_key, /*adds=*/true);
+  }
+}
+
 void RelativeTables::PrepareSums(const Gradient& gradient) {
   const int64_t entries = context_.heads() * p_.relative_size;
   if (gradient.relative_keys != nullptr) {
@@ -187,11 +262,17 @@ void RelativeTables::PrepareSums(const Gradient& gradient) {
   if (gradient.relative_values != nullptr) {
     d_relative_values_ = context_.New<float>(Size(entries * n_.value_dim));
   }
+  if (gradient.relative_queries != nullptr) {
+    const int64_t columns = n_.batch * n_.key_heads * KeyTableColumns();
+    d_relative_queries_ = context_.New<float>(Size(columns * in_.relative.key_dim));
+  }
 }
 
 void RelativeTables::Sum(const Gradient& gradient) {
   const Relative<float>& relative = in_.relative;
-  const auto sum = [&](const float* from, float* to, int64_t columns, bool of_each_head) {
+  // `heads`: the heads of a batch element that have partial gradients.
+  const auto sum = [&](const float* from, float* to, int64_t columns, bool of_each_head,
+                       int64_t heads) {
     if (to == nullptr) return;
     const int64_t size = p_.relative_size * columns;
     p_.sum_from = from;
@@ -200,32 +281,38 @@ void RelativeTables::Sum(const Gradient& gradient) {
     p_.sum_from_step = size;
     p_.sum_to_step = size;
     p_.sum_outer = context_.rows() == 0 ? 0 : n_.batch;
-    p_.sum_outer_stride = n_.heads * size;
-    p_.sum_count = of_each_head ? 1 : n_.heads;
+    p_.sum_outer_stride = heads * size;
+    p_.sum_count = of_each_head ? 1 : heads;
     p_.sum_stride = size;
     Constants c = context_.OfRows();
     c.kType = 0;
-    context_.Launch("add_up", c, Up(size, 32 * c.kWarps), of_each_head ? n_.heads : 1, 0);
+    context_.Launch("add_up", c, Up(size, 32 * c.kWarps), of_each_head ? heads : 1, 0);
   };
-  sum(d_relative_keys_, gradient.relative_keys, relative.dim, relative.key_heads);
-  sum(d_relative_values_, gradient.relative_values, n_.value_dim, relative.value_heads);
+  sum(d_relative_keys_, gradient.relative_keys, relative.dim, relative.key_heads, n_.heads);
+  sum(d_relative_values_, gradient.relative_values, n_.value_dim, relative.value_heads, n_.heads);
+  sum(d_relative_queries_, gradient.relative_queries, relative.key_dim, relative.query_heads,
+      relative.query_heads ? n_.heads : n_.key_heads);
 }
 
-void RelativeTables::AllocateTables(bool is_backward, int64_t numbers) {
-  const auto need = [&](bool is_needed, float*& table) {
+void RelativeTables::AllocateTables(bool is_backward, int64_t of_queries, int64_t of_keys) {
+  const auto need = [&](bool is_needed, int64_t numbers, float*& table) {
     if (is_needed && table == nullptr) table = context_.New<float>(Size(numbers));
   };
   const bool keys = context_.features().kRelativeKeys != 0;
   const bool values = context_.features().kRelativeValues != 0;
-  need(keys, p_.relative_scores);
-  need(values, p_.relative_weights);
-  need(keys && is_backward, p_.d_relative_scores);
-  need(values && is_backward, p_.relative_products);
+  const bool queries = context_.features().kRelativeQueries != 0;
+  need(keys, of_queries, p_.relative_scores);
+  need(values, of_queries, p_.relative_weights);
+  need(keys && is_backward, of_queries, p_.d_relative_scores);
+  need(values && is_backward, of_queries, p_.relative_products);
+  need(queries, of_keys, p_.relative_key_scores);
+  need(queries && is_backward, of_keys, p_.d_relative_key_scores);
 }
 
 Product& RelativeTables::NewProduct() {
   p_.product = {};
   p_.product.factor = 1;
+  p_.product.heads = Int(n_.heads);
   return p_.product;
 }
 
@@ -250,6 +337,30 @@ void RelativeTables::Multiply(int64_t rows, int64_t columns, int64_t depth, int6
   p_.product.depth = Int(depth);
   Constants c = context_.OfRows();
   context_.Launch("multiply", c, count * Up(rows, 16) * Up(columns, 32 * c.kWarps), 1, 4 * 16 * 16);
+}
+
+Matrix RelativeTables::KeyTables(const float* tables) const {
+  const int64_t of_head = n_.keys * KeyTableColumns();
+  // The pointer is shifted, because head indices start at first_head.
+  return {tables - p_.relative_key_row * KeyTableColumns(),
+          n_.key_heads * of_head,
+          of_head,
+          KeyTableColumns(),
+          1,
+          0};
+}
+
+Matrix RelativeTables::QueryRows(const float* table) const {
+  const int64_t columns = in_.relative.key_dim;
+  return {table, 0, in_.relative.query_heads ? KeyTableColumns() * columns : 0, columns, 1, 0};
+}
+
+void RelativeTables::MultiplyKeys(int64_t rows, int64_t columns, int64_t depth, int64_t first,
+                                  int64_t count) {
+  p_.product.heads = Int(n_.key_heads);
+  p_.first_head = Int(first / p_.group);
+  Multiply(rows, columns, depth, count / p_.group);
+  p_.first_head = Int(first);
 }
 
 }  // namespace gnomon::cuda

@@ -78,19 +78,14 @@ GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* ta
   return sum;
 }
 
-// For each of `count` keys, adds a number to the entries that query i of batch element b reads for
-// that key. The numbers are in shared memory, `step` bytes apart; those of keys beyond Lk are 0.
-// All lanes of a warp must call this function. If several lanes have the same entry, the first of
-// them adds all their numbers.
-template <class C>
-GNOMON_DEVICE void AddToEntries(const Parameters& p, const LayoutParameters& layout,
-                                const unsigned char* numbers, int step, int count, int first_key,
-                                int b, int i, float* to) {
+// Adds each of `count` numbers to the entries entry_of(r, n) of number r, for n < EntriesOf(layout).
+// The numbers are in shared memory, `step` bytes apart. All lanes of a warp must call this function.
+// If several lanes have the same entry, the first of them adds all their numbers.
+template <class C, class EntryOf>
+GNOMON_DEVICE void AddNumbers(const LayoutParameters& layout, const unsigned char* numbers,
+                              int step, int count, const EntryOf& entry_of, float* to) {
   const int lane = Thread() % 32;
-  const Int64 origin = QueryOffset(p, b);
-  const Int64 position = QueryPosition<C>(p, b, origin, i);
-  if (C::kPositions != 0) count = Least(count, p.keys - first_key);
-  // Two keys may share an entry if they have the same position, if offsets are clipped, or if
+  // Two tokens may share an entry if they have the same position, if offsets are clipped, or if
   // entries belong to single axes of a grid.
   const bool meet = C::kPositions != 0 || layout.sums != 0 ||
                     (layout.kind == LayoutParameters::kByOffset && layout.clips != 0);
@@ -98,10 +93,7 @@ GNOMON_DEVICE void AddToEntries(const Parameters& p, const LayoutParameters& lay
     const float mine = r < count ? LoadShared<float>(numbers + r * step) : 0.0f;
 #pragma unroll 1
     for (int n = 0; n < EntriesOf(layout); ++n) {
-      int entry = -1;
-      if (r < count) {
-        entry = LayoutEntry(layout, n, position, KeyPosition<C>(p, b, origin, first_key + r));
-      }
+      const int entry = r < count ? entry_of(r, n) : -1;
       float sum = mine;
       bool first = entry >= 0;
       if (meet) {
@@ -123,6 +115,39 @@ GNOMON_DEVICE void AddToEntries(const Parameters& p, const LayoutParameters& lay
       WarpBarrier();
     }
   }
+}
+
+// For each of `count` keys, adds a number to the entries that query i of batch element b reads for
+// that key, like AddNumbers(). The numbers of keys beyond Lk are 0.
+template <class C>
+GNOMON_DEVICE void AddToEntries(const Parameters& p, const LayoutParameters& layout,
+                                const unsigned char* numbers, int step, int count, int first_key,
+                                int b, int i, float* to) {
+  const Int64 origin = QueryOffset(p, b);
+  const Int64 position = QueryPosition<C>(p, b, origin, i);
+  if (C::kPositions != 0) count = Least(count, p.keys - first_key);
+  const auto entry_of = [&](int r, int n) {
+    return LayoutEntry(layout, n, position, KeyPosition<C>(p, b, origin, first_key + r));
+  };
+  AddNumbers<C>(layout, numbers, step, count, entry_of, to);
+}
+
+// The tables of keys (Parameters::relative_key_tables): the numbers of a key, the index of the
+// first number of a head's table of key 0, and the index in this table of the number that query i
+// and key j read, or -1 if there is none.
+GNOMON_DEVICE Int64 KeyTableStep(const Parameters& p) {
+  return static_cast<Int64>(p.relative_key_tables) * p.relative_size;
+}
+GNOMON_DEVICE Int64 KeyTableOf(const Parameters& p, int b, int h) {
+  const Int64 row = (static_cast<Int64>(b) * p.key_heads + h / p.group) * p.keys;
+  return (row - p.relative_key_row) * KeyTableStep(p) +
+         static_cast<Int64>(h % p.relative_key_tables) * p.relative_size;
+}
+template <class C>
+GNOMON_DEVICE int NumberInKeyTable(const Parameters& p, int b, Int64 origin, int i, int j) {
+  const int entry = LayoutEntry(p.relative_layout, 0, QueryPosition<C>(p, b, origin, i),
+                                KeyPosition<C>(p, b, origin, j));
+  return entry < 0 ? -1 : p.relative_size - 1 - entry;
 }
 
 }  // namespace gnomon::device

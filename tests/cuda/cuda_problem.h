@@ -111,11 +111,13 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   Elements v(p.v, how.element);
   Elements d_o(p.d_o, how.element);
   Elements relative_query(p.relative_query, how.element);
+  Elements relative_key(p.relative_key, how.element);
   cuda::Input in(p.Input());
   in.x = x.tokens();
   in.y = y.tokens();
   in.v = v.tokens();
   in.relative_query = relative_query.tokens();
+  in.relative_key = relative_key.tokens();
   in.most_table_numbers = how.table_numbers;
   in.least_skipping_keys = how.skipping_keys;
 
@@ -175,6 +177,10 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   if (in.relative.values != nullptr) {
     gradient.relative_values = pointer("d_relative_values", p.relative_values);
   }
+  if (in.relative.queries != nullptr) {
+    gradient.relative_key = tensor("d_relative_key", p.relative_key);
+    gradient.relative_queries = pointer("d_relative_queries", p.relative_queries);
+  }
   if (options.pair_bias.exists && wanted("d_pair_bias")) {
     Array<float>& pairs = arrays["d_pair_bias"] =
         Array<float>(p.pair_bias.size(), options.padded, kNan);
@@ -202,7 +208,7 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
 inline Problem<float> ProblemOf(const PairFunction& function, const ProblemOptions& options,
                                 Element element) {
   Problem<float> p = RandomProblem(function, options);
-  for (Array<float>* array : {&p.x, &p.y, &p.v, &p.d_o, &p.relative_query}) {
+  for (Array<float>* array : {&p.x, &p.y, &p.v, &p.d_o, &p.relative_query, &p.relative_key}) {
     array->ForEach([element](float& x) { x = Rounded(x, element); });
   }
   return p;
@@ -233,7 +239,7 @@ inline void ExpectCloseTo(const Results<float>& actual, const Results<double>& e
     if (!actual.contains(name)) continue;
     const double least = name == "d_factor" || name == "d_head" ? std::max(1e-2, 0.1 * rows) : 1e-2;
     const bool rounded = name == "o" || name == "d_x" || name == "d_y" || name == "d_v" ||
-                         name == "d_relative_query";
+                         name == "d_relative_query" || name == "d_relative_key";
     const double units = rounded ? 6 * Unit(element) / (1 - rate) : 0;
     EXPECT_LE(Difference(actual.at(name), values, least), tolerance + units) << name;
   }

@@ -48,6 +48,7 @@ Results<float> RunTangents(const Directed<float>& p, const CudaOptions& how,
   in.y = tokens("y", p.at.y);
   in.v = tokens("v", p.at.v);
   in.relative_query = tokens("relative_query", p.at.relative_query);
+  in.relative_key = tokens("relative_key", p.at.relative_key);
   in.most_table_numbers = how.table_numbers;
   cuda::Input tangent(p.along.Input());
   const auto is_absent = [&](const char* name) { return wanted.absent.contains(name); };
@@ -58,10 +59,12 @@ Results<float> RunTangents(const Directed<float>& p, const CudaOptions& how,
   tangent.y = tangents("y", p.along.y);
   tangent.v = tangents("v", p.along.v);
   tangent.relative_query = tangents("relative_query", p.along.relative_query);
+  tangent.relative_key = tangents("relative_key", p.along.relative_key);
   if (is_absent("numbers")) {
     tangent.row_scalars = tangent.column_scalars = tangent.head_scalars = nullptr;
     tangent.factor = tangent.key_bias = tangent.temperature = nullptr;
     tangent.bias.table = tangent.relative.keys = tangent.relative.values = nullptr;
+    tangent.relative.queries = nullptr;
     tangent.pair_bias = {};
   }
 
@@ -118,6 +121,10 @@ Results<float> RunTangents(const Directed<float>& p, const CudaOptions& how,
   if (in.relative.values != nullptr) {
     gradient.relative_values = pointer("d_relative_values", p.at.relative_values);
   }
+  if (in.relative.queries != nullptr) {
+    gradient.relative_key = tensor("d_relative_key", p.at.relative_key);
+    gradient.relative_queries = pointer("d_relative_queries", p.at.relative_queries);
+  }
   if (options.pair_bias.exists && is_wanted("d_pair_bias")) {
     Array<float>& pairs = arrays["d_pair_bias"] =
         Array<float>(p.at.pair_bias.size(), options.padded, kNan);
@@ -141,7 +148,7 @@ void ExpectTangents(const Results<float>& actual, const Results<double>& expecte
                     double rate = 0, double tolerance = 5e-5) {
   for (const auto& [name, values] : actual) {
     const bool rounded = name == "o'" || name == "d_x'" || name == "d_y'" || name == "d_v'" ||
-                         name == "d_relative_query'";
+                         name == "d_relative_query'" || name == "d_relative_key'";
     const double units = rounded ? 8 * Unit(element) / (1 - rate) : 0;
     EXPECT_LE(Difference(values, expected.at(name), 1.0), tolerance + units) << name;
   }
@@ -232,6 +239,22 @@ std::vector<Case> Cases() {
         .bias = kEach,
         .temperature = true,
         .softcap = 1.5}},
+      {"PositionToContent",
+       {.shape = {2, 4, 2, 18, 40, 16, 24},
+        .right = 20,
+        .query_offset = 3,
+        .bias = kShared,
+        .relative = &kShaw,
+        .relative_key_dim = 7}},
+      {"PositionToContentOfHeads",
+       {.shape = {2, 4, 2, 33, 50, 8, 17},
+        .query_offset = 30,
+        .relative = &kPast,
+        .relative_dim = 0,
+        .relative_values = false,
+        .relative_key_dim = 16,
+        .relative_heads = true,
+        .padded = true}},
   };
 }
 
@@ -308,11 +331,13 @@ TEST(TangentRulesTest, TangentsMayBeAbsent) {
                                   .right = 20,
                                   .bias = ProblemOptions::kSharedBias,
                                   .temperature = true,
-                                  .relative = &kShaw};
+                                  .relative = &kShaw,
+                                  .relative_key_dim = 4};
   const auto clear = [](Array<float>& array) { array.ForEach([](float& x) { x = 0; }); };
-  const std::set<std::string> all = {"x", "y", "v", "relative_query", "d_o", "d_lse", "numbers"};
+  const std::set<std::string> all = {"x",   "y",     "v",      "relative_query", "relative_key",
+                                     "d_o", "d_lse", "numbers"};
   for (const char* name : {"dot", "umbral"}) {
-    for (const auto& present : {std::set<std::string>{"x"}, {"v"}, {"d_o"}, {"numbers"}, {"y"}}) {
+    for (const auto& present : {std::set<std::string>{"x"}, {"v"}, {"d_o"}, {"numbers"}, {"y"}, {"relative_key"}}) {
       SCOPED_TRACE(name + (" " + *present.begin()));
       Directed<float> p = DirectedOf(EmulatedPairFunction(name), options, Element::kFloat32);
       Wanted wanted;
@@ -323,11 +348,13 @@ TEST(TangentRulesTest, TangentsMayBeAbsent) {
       if (!present.contains("v")) clear(p.along.v);
       if (!present.contains("d_o")) clear(p.along.d_o);
       clear(p.along.relative_query);
+      if (!present.contains("relative_key")) clear(p.along.relative_key);
       std::fill(p.along.d_lse.begin(), p.along.d_lse.end(), 0.0f);
       if (!present.contains("numbers")) {
         for (std::vector<float>* numbers :
              {&p.along.row, &p.along.column, &p.along.head, &p.along.factor, &p.along.bias,
-              &p.along.temperature, &p.along.relative_keys, &p.along.relative_values}) {
+              &p.along.temperature, &p.along.relative_keys, &p.along.relative_values,
+              &p.along.relative_queries}) {
           std::fill(numbers->begin(), numbers->end(), 0.0f);
         }
       }

@@ -88,8 +88,14 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
     in.relative.keys = in.relative.values = numbers;
     gradient.relative_query = gradients;
     gradient.relative_keys = gradient.relative_values = numbers;
+    in.relative_key = tokens;
+    in.relative.key_dim = form.dim;
+    in.relative.queries = numbers;
+    gradient.relative_key = gradients;
+    gradient.relative_queries = numbers;
   }
   if (form.temperature) {
+    in.softcap = 30;
     in.temperature = numbers;
     gradient.temperature = numbers;
   }

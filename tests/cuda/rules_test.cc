@@ -515,11 +515,12 @@ TEST(RelativeTest, HeadsMayBeTakenOneAfterTheOther) {
                                         .query_offset = 9,
                                         .bias = ProblemOptions::kSharedBias,
                                         .pair_bias = pairs,
-                                        .relative = &layout},
+                                        .relative = &layout,
+                                        .relative_key_dim = 5},
                                        Element::kFloat32);
     EmulatedBackend whole;
     const Results<float> expected = RunCuda(p, {}, &whole);
-    const int64_t of_head = 20 * layout.size();
+    const int64_t of_head = 40 * layout.size();
     for (const int64_t numbers : {int64_t{1}, 5 * of_head}) {
       EmulatedBackend sliced;
       ExpectSame(RunCuda(p, {.table_numbers = numbers}, &sliced), expected);

@@ -91,6 +91,10 @@ CASES = {
         lambda p: {"temperature": p["t"].exp(), "position": KeyBias(p["keys"]), "score_softcap": 2.0},
         {"t": (2, 4, 21), "keys": (2, 4, 37)},
     ),
+    "disentangled": Case(
+        lambda p: {"position": Disentangled(p["rows"], p["columns"]), "query_offset": 5},
+        {"rows": (12, 16), "columns": (12, 16)},
+    ),
     "one query": Case(
         lambda p: {"causal": True, "query_offset": 299, "position": ALiBi(p["slopes"])},
         {"slopes": (4,)},
@@ -621,17 +625,6 @@ def test_edge_biases_and_dropout(graph):
         ours = values_and_gradients(attend, floats)
     assert mode.calls["graph_forward"] == mode.calls["graph_backward"] == 1
     assert_near(ours, expected, 1e-4)
-
-
-def test_position_to_content_is_refused_by_name():
-    q, rows = torch.randn(1, 2, 9, 8), torch.randn(8, 8)
-    with (
-        OnCuda(),
-        pytest.raises(
-            NotImplementedError, match=r"position to content\) are not supported on a GPU"
-        ),
-    ):
-        gnomon.attention(q, q, q, position=Disentangled(rows, rows))
 
 
 def test_emulator_findings_are_errors():

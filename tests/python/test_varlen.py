@@ -11,6 +11,7 @@ from torch.nested import nested_tensor_from_jagged
 
 import gnomon
 from gnomon import _varlen, position
+from gnomon._attention import AttentionArguments
 
 # The sequences include an empty one, a single token, consecutive ones of equal length, and queries
 # without keys.
@@ -450,3 +451,31 @@ def test_short_sequences_form_one_call(length):
     assert len(calls) == (1 if length == 40 else 4)
     for own, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(own, theirs, atol=1e-12, rtol=1e-12)
+
+
+def test_positions_are_left_out_only_if_offsets_suffice():
+    table, grid = torch.zeros(4), {"shape": (2, 3)}
+    by_offset = [
+        position.ALiBi(table), position.HyPE(table, 1.0), position.Kerple(table, 2.0, kind="power"),
+        position.RoPE(), position.RoPE(base=3.0, layout="half", dims=4), position.Sandwich(0.5),
+        position.T5(torch.zeros(8, 4), bidirectional=True),
+    ]  # fmt: skip
+    others = [
+        position.Grid((2, 3), [position.ALiBi(table)] * 2), position.RoPE(xpos=True),
+        position.RoPE(scaling="linear:factor=2"), position.RoPE(**grid),
+        position.RoPE(sections=(2, 2)), position.RoPE(angles=torch.zeros(3, 4)),
+        position.OffsetBias(torch.zeros(4, 9)), position.KeyBias(torch.zeros(1, 4, 3)),
+    ]  # fmt: skip
+    assert {type(term).__name__.lower() for term in by_offset} == set(_varlen._BY_OFFSET)
+    assert all(_varlen._depend_on_offsets([term]) for term in by_offset)
+    assert not any(_varlen._depend_on_offsets([by_offset[0], term]) for term in others)
+
+
+def test_every_argument_of_attention_is_known_to_depend_on_lengths_or_not():
+    own = set(_varlen.VarlenArguments.__optional_keys__)
+    of_lengths = {
+        "key_lengths", "key_positions", "key_segments", "key_starts", "mask", "positions",
+        "query_offset", "query_segments",
+    }  # fmt: skip
+    assert own | of_lengths == set(AttentionArguments.__optional_keys__)
+    assert not own & of_lengths

@@ -439,7 +439,8 @@ def main() -> int:
         "--again",
         nargs="*",
         metavar="CLASS",
-        help="classes to compare again; older: types compared before the last change of the code",
+        help="classes to compare again; older: types compared before the last change of the code; "
+        "all: every type",
     )
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help=("number of parallel processes")
@@ -462,6 +463,7 @@ def main() -> int:
         name
         for name in options.types or tiny_models.model_types()
         if name not in known
+        or "all" in again
         or known[name]["class"] in again
         or ("older" in again and known[name].get("code") != _code())
     ]

@@ -28,7 +28,7 @@ cuda::Tensor MutableDeviceRows(at::Tensor& tensor) {
 void CheckCudaTypes(const OperatorArguments& a) {
   const at::ScalarType type = a.x.scalar_type();
   for (const OptionalTensor& tokens :
-       {OptionalTensor(a.y), OptionalTensor(a.v), a.relative_query}) {
+       {OptionalTensor(a.y), OptionalTensor(a.v), a.relative_query, a.relative_key}) {
     TORCH_CHECK_TYPE(!tokens || tokens->scalar_type() == type, kAttention,
                      ": the inputs have dtypes ", type, " and ", tokens->scalar_type(),
                      "; expected the same dtype on a GPU");
@@ -43,6 +43,7 @@ cuda::Input InputOf(const KernelCall<float>& call) {
   if (call.relative_query().defined()) {
     input.relative_query = TokenRows<float>(call.relative_query());
   }
+  if (call.relative_key().defined()) input.relative_key = TokenRows<float>(call.relative_key());
   const std::string problem = cuda::Unsupported(call.function(), input);
   TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), kAttention, ": ", problem);
   return input;
@@ -120,6 +121,8 @@ class CudaTangents {
       : tangents_(a, tangents, call, a.x.scalar_type()), input_(tangents_.input()) {
     const at::Tensor& queries = tangents_.relative_query();
     if (queries.defined()) input_.relative_query = TokenRows<float>(queries);
+    const at::Tensor& keys = tangents_.relative_key();
+    if (keys.defined()) input_.relative_key = TokenRows<float>(keys);
   }
 
   const cuda::Input& input() const { return input_; }

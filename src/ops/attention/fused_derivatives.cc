@@ -34,6 +34,8 @@ class TangentCall {
     of_.tangent = tangents_.input();
     const at::Tensor& queries = tangents_.relative_query();
     if (queries.defined()) of_.tangent.relative.query = Rows<T>(queries);
+    const at::Tensor& keys = tangents_.relative_key();
+    if (keys.defined()) of_.tangent.relative.key = Rows<T>(keys);
   }
 
   AttentionDerivatives<T>& of() { return of_; }

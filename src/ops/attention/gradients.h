@@ -34,10 +34,8 @@ void SetViews(Gradients& of, const Bias<T>& bias, Rows& rows, Gradient& to) {
   to.relative_query = rows("relative_query");
   to.relative_keys = MutableData<T>(of("relative_keys"));
   to.relative_values = MutableData<T>(of("relative_values"));
-  if constexpr (requires { to.relative_key; }) {
-    to.relative_key = rows("relative_key");
-    to.relative_queries = MutableData<T>(of("relative_queries"));
-  }
+  to.relative_key = rows("relative_key");
+  to.relative_queries = MutableData<T>(of("relative_queries"));
   if constexpr (requires { of.Done(); }) of.Done();
 }
 

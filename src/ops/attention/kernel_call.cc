@@ -397,9 +397,9 @@ void KernelCall<T>::SetRelative(const OperatorArguments& a) {
   relative.values = Numbers<T>(a.relative_values);
   relative.value_heads = IsPerHead(a.relative_values);
   if (a.relative_key) {
-    const at::Tensor& key = Keep(WithRows(*a.relative_key));
-    relative.key_dim = key.size(3);
-    if (key.scalar_type() == kType) relative.key = Rows<T>(key);
+    relative_key_ = WithRows(*a.relative_key);
+    relative.key_dim = relative_key_.size(3);
+    if (relative_key_.scalar_type() == kType) relative.key = Rows<T>(relative_key_);
   }
   relative.queries = Numbers<T>(a.relative_queries);
   relative.query_heads = IsPerHead(a.relative_queries);

@@ -82,9 +82,10 @@ class KernelCall {
     return n.batch * n.heads * n.queries * n.keys == 0;
   }
 
-  // The query that is multiplied by relative keys; may be undefined. input() contains it only if it
-  // has type T.
+  // The query that is multiplied by relative keys, and the key that is multiplied by relative
+  // queries; may be undefined. input() contains them only if they have type T.
   const at::Tensor& relative_query() const { return relative_query_; }
+  const at::Tensor& relative_key() const { return relative_key_; }
 
   // A view of the gradient of the bias, which has the layout of the bias.
   Bias<T> BiasGradient(T* table) const {
@@ -141,7 +142,7 @@ class KernelCall {
   c10::SmallVector<at::Tensor, 16> kept_;
   std::unique_ptr<TableLayout> bias_layout_;
   std::unique_ptr<TableLayout> relative_layout_;
-  at::Tensor relative_query_, bias_, bias_parameters_;
+  at::Tensor relative_query_, relative_key_, bias_, bias_parameters_;
   std::string bias_terms_;
   std::vector<int64_t> bias_shapes_;
   // If positions are given: the range of their offsets, and the smallest and largest position of

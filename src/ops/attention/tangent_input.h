@@ -18,9 +18,9 @@ namespace gnomon {
 template <class T>
 class TangentInput {
  public:
-  // The tangent of the relative query gets the type `query_type`, because kernels differ in it.
+  // The tangents of the relative query and key get the type `type`, because kernels differ in it.
   TangentInput(const OperatorArguments& a, const Tangents& tangents, const KernelCall<T>& call,
-               at::ScalarType query_type)
+               at::ScalarType type)
       : tangents_(tangents) {
     SetTokens("x", a.x, input_.x);
     SetTokens("y", a.y, input_.y);
@@ -42,25 +42,26 @@ class TangentInput {
     input_.relative.keys = tangents_.Numbers<T>("relative_keys");
     input_.relative.values = tangents_.Numbers<T>("relative_values");
     input_.relative.queries = tangents_.Numbers<T>("relative_queries");
-    const at::Tensor keys = tangents_("relative_key");
-    if (keys.defined()) input_.relative.key = Rows<T>(tangents_.Keep(WithRows(keys.to(kType))));
     const at::Tensor pairs = tangents_("pair_bias");
     if (pairs.defined()) {
       const at::Tensor& wide = tangents_.Keep(WithRows(pairs.to(kType)));
       input_.pair_bias = {wide.template const_data_ptr<T>(), PairStrides(wide)};
     }
     const at::Tensor queries = tangents_("relative_query");
-    if (queries.defined()) relative_query_ = WithRows(queries.to(query_type));
+    if (queries.defined()) relative_query_ = WithRows(queries.to(type));
+    const at::Tensor keys = tangents_("relative_key");
+    if (keys.defined()) relative_key_ = WithRows(keys.to(type));
     tangents_.Done();
   }
 
   TangentInput(const TangentInput&) = delete;
   TangentInput& operator=(const TangentInput&) = delete;
 
-  // Without relative.query.
+  // Without relative.query and relative.key.
   const AttentionInput<T>& input() const { return input_; }
-  // The tangent of the relative query, with contiguous rows; undefined if it is 0.
+  // The tangents of the relative query and key, with contiguous rows; undefined if they are 0.
   const at::Tensor& relative_query() const { return relative_query_; }
+  const at::Tensor& relative_key() const { return relative_key_; }
   // The tangent of the bias parameters; undefined if it is 0.
   const at::Tensor& direction() const { return direction_; }
 
@@ -74,7 +75,7 @@ class TangentInput {
   }
 
   NamedTangents<OperatorArguments> tangents_;
-  at::Tensor direction_, relative_query_;
+  at::Tensor direction_, relative_query_, relative_key_;
   AttentionInput<T> input_;
 };
 
