@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -71,6 +72,16 @@ TransformerOptions ToTransformer(const Model& model, const std::string& similari
   options.position = position;
   options.max_length = max_length;
   return options;
+}
+
+// Throws Error if a position, which is defined for at most `most` tokens, is not for `needed`
+// tokens. `why` says that so many are needed.
+void CheckReaches(const std::optional<int64_t>& most, int64_t needed, const std::string& why);
+
+// The number of tokens of the first call of a model that is trained on rows of `longest` tokens. A
+// position on a grid, which has a maximum length, needs tokens for the entire grid.
+inline int64_t ProbeLength(const std::optional<int64_t>& most, int64_t longest) {
+  return most ? longest : std::min<int64_t>(8, longest);
 }
 
 // The flags that determine the number of weights, with their values.

@@ -16,6 +16,7 @@
 #include "models/frechet.h"
 #include "models/grid_position.h"
 #include "models/png.h"
+#include "models/transformer.h"
 #include "models/vision_transformer.h"
 #include "tasks/image_data.h"
 #include "training/checkpoint.h"
@@ -360,11 +361,8 @@ const RegisterTask<DiffusionTask> registered;
 
 torch::Tensor DiffusionLearner::Probe() {
   const DiffusionModelOptions& options = model_->options();
-  if (model_->max_length() && *model_->max_length() < model_->tokens()) {
-    throw Error(StrCat("the position is defined only up to length ", *model_->max_length(),
-                       ", but an image has ", model_->tokens(),
-                       " patches; choose a position without a maximum length"));
-  }
+  CheckReaches(model_->max_length(), model_->tokens(),
+               StrCat("an image has ", model_->tokens(), " patches"));
   return model_->forward(torch::ones({1, options.channels, options.size[0], options.size[1]}),
                          torch::zeros({1}, torch::kLong), torch::zeros({1}, torch::kLong));
 }

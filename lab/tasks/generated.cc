@@ -16,6 +16,7 @@
 #include "models/language_model.h"
 #include "models/language_model_size.h"
 #include "models/problems.h"
+#include "models/transformer.h"
 #include "models/windows.h"
 #include "training/files.h"
 #include "training/processes.h"
@@ -60,8 +61,8 @@ const char* HelpOnSymbols() {
   return help.c_str();
 }
 
-#define GNOMON_PROBLEM_OPTIONS(OPTION)                                                          \
-  OPTION(std::string, problem, "copy", .help = HelpOnProblem(), .choices = ProblemNames())      \
+#define GNOMON_PROBLEM_OPTIONS(OPTION)                                                     \
+  OPTION(std::string, problem, "copy", .help = HelpOnProblem(), .choices = ProblemNames()) \
   OPTION(std::optional<int64_t>, symbols, std::nullopt, .help = HelpOnSymbols(), .lowest = 1)
 
 struct ProblemOptions {
@@ -313,14 +314,10 @@ torch::Tensor GeneratedLearner::DrawPositions(uint32_t purpose, int64_t seed, in
 
 torch::Tensor GeneratedLearner::Probe() {
   const LanguageModelOptions& options = model_->options();
-  const std::optional<int64_t> longest = model_->max_length();
-  if (longest && *longest < options.max_length) {
-    throw Error(StrCat("the position is defined only up to length ", *longest,
-                       ", but the longest rows have ", options.max_length,
-                       " tokens; choose a position without a maximum length"));
-  }
-  // A position on a grid has a maximum length and needs tokens for the entire grid.
-  const int64_t length = longest ? options.max_length : std::min<int64_t>(8, options.max_length);
+  const std::optional<int64_t> most = model_->max_length();
+  CheckReaches(most, options.max_length,
+               StrCat("the longest rows have ", options.max_length, " tokens"));
+  const int64_t length = ProbeLength(most, options.max_length);
   const torch::Tensor tokens = torch::arange(length + 1).remainder(options.vocabulary).unsqueeze(0);
   return Predict(tokens, DrawPositions(kTrainingPositions, 0, 0, 1, length), std::nullopt);
 }

@@ -13,6 +13,7 @@
 #include "gnomon/attention.h"
 #include "models/grid_position.h"
 #include "models/png.h"
+#include "models/transformer.h"
 #include "models/vision_transformer.h"
 #include "tasks/image_data.h"
 #include "training/processes.h"
@@ -295,11 +296,7 @@ class ImageLearner final : public Learner {
   torch::Tensor Probe() override {
     const VisionTransformerOptions& options = model_->options();
     const int64_t tokens = options.grid().tokens();
-    if (model_->max_length() && *model_->max_length() < tokens) {
-      throw Error(StrCat("the position is defined only up to length ", *model_->max_length(),
-                         ", but an image has ", tokens,
-                         " tokens; choose a position without a maximum length"));
-    }
+    CheckReaches(model_->max_length(), tokens, StrCat("an image has ", tokens, " tokens"));
     std::vector<int64_t> shape = {1, options.channels};
     shape.insert(shape.end(), options.size.begin(), options.size.end());
     return model_->forward(torch::linspace(0, 1, c10::multiply_integers(shape)).view(shape));

@@ -21,6 +21,7 @@
 #include "models/midi.h"
 #include "models/png.h"
 #include "models/sampling.h"
+#include "models/transformer.h"
 #include "models/windows.h"
 #include "text/tokens.h"
 #include "training/arrays.h"
@@ -350,13 +351,8 @@ class MusicLearner final : public Learner {
   torch::Tensor Probe() override {
     const LanguageModelOptions& options = model_->options();
     const std::optional<int64_t> most = model_->max_length();
-    if (most && *most < options.max_length) {
-      throw Error(StrCat("the position is defined only up to length ", *most,
-                         ", which is less than the training length, ", options.max_length,
-                         "; choose a position without a maximum length"));
-    }
-    // A position on a grid has a maximum length and needs tokens for the entire grid.
-    const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
+    CheckReaches(most, options.max_length, StrCat("the training length is ", options.max_length));
+    const int64_t length = ProbeLength(most, options.max_length);
     return model_->forward(torch::arange(length).remainder(kVocabulary).unsqueeze(0));
   }
 

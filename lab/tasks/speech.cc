@@ -7,6 +7,7 @@
 
 #include "gnomon/attention.h"
 #include "models/speech_model.h"
+#include "models/transformer.h"
 #include "training/arrays.h"
 #include "training/processes.h"
 #include "training/strings.h"
@@ -456,12 +457,8 @@ const RegisterTask<SpeechTask> registered;
 
 torch::Tensor SpeechLearner::Probe() {
   const SpeechModelOptions& options = model_->options();
-  const std::optional<int64_t> most = model_->max_length();
-  if (most && *most < options.max_length) {
-    throw Error(StrCat("the position is defined only up to length ", *most,
-                       ", but training sequences can have up to ", options.max_length,
-                       " tokens; choose a position without a maximum length"));
-  }
+  CheckReaches(model_->max_length(), options.max_length,
+               StrCat("training sequences can have up to ", options.max_length, " tokens"));
   // The probe runs sequences of different lengths, in a batch and separately.
   const auto sound = [&](int64_t tokens) {
     const torch::Tensor times = torch::arange(SamplesPerToken(options) * tokens, torch::kFloat);

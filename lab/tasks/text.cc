@@ -10,6 +10,7 @@
 #include "gnomon/sha256.h"
 #include "models/evaluation.h"
 #include "models/language_model_size.h"
+#include "models/transformer.h"
 #include "models/windows.h"
 #include "training/processes.h"
 #include "training/strings.h"
@@ -258,14 +259,9 @@ TextLearner::TextLearner(const TextTask& task, LanguageModel model, const Traini
 torch::Tensor TextLearner::Probe() {
   const LanguageModelOptions& options = model_->options();
   const std::optional<int64_t> most = model_->max_length();
-  if (most && *most < options.max_length) {
-    throw Error(StrCat("the position is defined only up to length ", *most,
-                       ", which is less than the training length, ", options.max_length,
-                       "; choose a position without a maximum length"));
-  }
+  CheckReaches(most, options.max_length, StrCat("the training length is ", options.max_length));
   CheckMemory(model_, std::max(memory_.max_length, task_.evaluated().memory));
-  // A position on a grid has a maximum length and needs tokens for the entire grid.
-  const int64_t length = most ? options.max_length : std::min<int64_t>(8, options.max_length);
+  const int64_t length = ProbeLength(most, options.max_length);
   return model_->forward(torch::arange(length).remainder(options.vocabulary).unsqueeze(0));
 }
 

@@ -18,6 +18,7 @@
 #include "gnomon/sha256.h"
 #include "models/beam_search.h"
 #include "models/seq2seq.h"
+#include "models/transformer.h"
 #include "text/bleu.h"
 #include "text/parallel_text.h"
 #include "text/tokens.h"
@@ -589,12 +590,8 @@ std::string TranslationTask::TrainedAs(const TrainingOptions& training) const {
 
 torch::Tensor TranslationLearner::Probe() {
   const Seq2SeqOptions& options = model_->options();
-  const std::optional<int64_t> most = model_->max_length();
-  if (most && *most < options.max_length) {
-    throw Error(StrCat("the position is defined only up to length ", *most,
-                       ", which is less than --max-length, ", options.max_length,
-                       "; choose a position without a maximum length, or a smaller --max-length"));
-  }
+  CheckReaches(model_->max_length(), options.max_length,
+               StrCat("--max-length is ", options.max_length));
   // The probe has two sentences of different lengths, with more target tokens than source tokens.
   const int64_t source = std::min<int64_t>(5, options.max_length);
   const int64_t target = std::min<int64_t>(7, options.max_length);

@@ -520,8 +520,8 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
         // Other threads read this thread's scores.
         if (sums_tables || sums_bias || sums_key_tables) Barrier();
         if (sums_key_tables && chunk == 0) {
-          AddToKeyTables<C>(p, p.d_relative_key_scores, memory + at.scores, b, h,
-                            begin + 16 * warp, start);
+          AddToKeyTables<C>(p, p.d_relative_key_scores, memory + at.scores, b, h, begin + 16 * warp,
+                            start);
         }
         if (sums_tables && chunk == 0) {
           const int own = begin + 16 * warp;
@@ -608,8 +608,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
               // The common part of the slopes contributes through the sum of the gradients.
               p.d_row[m * query_rows + row] =
                   d_scalars[m] +
-                  head.factor * temperature *
-                      (d_row_sum * top_own[r][m] - beyond * mean_own[r][m]);
+                  head.factor * temperature * (d_row_sum * top_own[r][m] - beyond * mean_own[r][m]);
             }
           }
           const float d_factor = by_f[r] - beyond * mean_f[r];

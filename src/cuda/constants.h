@@ -23,7 +23,8 @@
 //   kPositions    whether tokens have explicit positions
 //   kPacked       whether the queries of a head are query heads at one position (Input::packed)
 //   kRelativeKeys, kRelativeValues, kRelativeQueries
-//   kRelativeSums whether a pass accumulates the sums for their gradients: a pass over keys those of
+//   kRelativeSums whether a pass accumulates the sums for their gradients: a pass over keys those
+//   of
 //                 relative keys and values, a pass over queries those of relative queries
 //   kParts        whether results cover a part of the keys and are merged later
 //   kSplit        whether 16-bit weights of the forward pass are split into two numbers each, so

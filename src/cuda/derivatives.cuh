@@ -1159,9 +1159,9 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
                     weight * Fma(change, difference, product_tangent - of_query.delta);
                 if (C::kSoftcap != 0) {
                   // The slope of the cap is 1 - (score / cap)^2.
-                  const float slope_tangent =
-                      -2 * kLog2E * p.softcap_inverse * (score.value * p.softcap_inverse) *
-                      score.slope * score_tangent.uncapped;
+                  const float slope_tangent = -2 * kLog2E * p.softcap_inverse *
+                                              (score.value * p.softcap_inverse) * score.slope *
+                                              score_tangent.uncapped;
                   tempered_tangent = Fma(score.slope, tempered_tangent, slope_tangent * tempered);
                   tempered *= score.slope;
                 }

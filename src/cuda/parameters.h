@@ -144,10 +144,10 @@ struct Parameters {
   Int64 relative_values_stride;  // between heads
   Product product;               // relative.cuh
 
-  // Relative queries. Keys have tables (rows, relative_key_tables, relative_size), one for all query
-  // heads of a key head, or one for each of them. There is one row per key of a launch; the first
-  // row belongs to the key with index relative_key_row in (B, Hkv, Lk). Pairs that read entry n of
-  // the layout read number relative_size - 1 - n of a table.
+  // Relative queries. Keys have tables (rows, relative_key_tables, relative_size), one for all
+  // query heads of a key head, or one for each of them. There is one row per key of a launch; the
+  // first row belongs to the key with index relative_key_row in (B, Hkv, Lk). Pairs that read entry
+  // n of the layout read number relative_size - 1 - n of a table.
   int relative_key_tables;
   Int64 relative_key_row;
   float* relative_key_scores;    // r_j . F_n

@@ -1,7 +1,7 @@
-// Relative keys, values and queries: the rows of a table that query-key pairs read through a layout.
-// Each query has tables with one number per row, such as its products with the relative keys or the
-// sums of its attention weights. With relative queries, each key has tables. Multiply() multiplies
-// these tables by the rows; the other functions clear, scale and update them.
+// Relative keys, values and queries: the rows of a table that query-key pairs read through a
+// layout. Each query has tables with one number per row, such as its products with the relative
+// keys or the sums of its attention weights. With relative queries, each key has tables. Multiply()
+// multiplies these tables by the rows; the other functions clear, scale and update them.
 #ifndef GNOMON_SRC_CUDA_RELATIVE_CUH_
 #define GNOMON_SRC_CUDA_RELATIVE_CUH_
 
@@ -93,7 +93,8 @@ GNOMON_DEVICE void ClearTables(const Parameters& p, float* tables, int b, int h,
   }
 }
 
-// The tables of a warp's 16 keys, which no other warp accesses either. Key `first` is the first one.
+// The tables of a warp's 16 keys, which no other warp accesses either. Key `first` is the first
+// one.
 
 template <class C>
 GNOMON_DEVICE void ClearKeyTables(const Parameters& p, float* tables, int b, int key_head,

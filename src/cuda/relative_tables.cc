@@ -12,13 +12,13 @@ void RelativeTables::ComputeScores(int64_t first, int64_t count) {
   const Relative<float>& relative = in_.relative;
   if (relative.keys != nullptr) {
     SetProduct(ToMatrix(in_.relative_query),
-               Transposed(RowsOf(relative.keys, relative.dim, relative.key_heads)),
-               relative.factor, p_.relative_scores, /*adds=*/false);
+               Transposed(RowsOf(relative.keys, relative.dim, relative.key_heads)), relative.factor,
+               p_.relative_scores, /*adds=*/false);
     Multiply(n_.queries, p_.relative_size, relative.dim, count);
   }
   if (relative.queries != nullptr) {
-    SetProduct(ToMatrix(in_.relative_key), Transposed(QueryRows(relative.queries)),
-               relative.factor, p_.relative_key_scores, /*adds=*/false);
+    SetProduct(ToMatrix(in_.relative_key), Transposed(QueryRows(relative.queries)), relative.factor,
+               p_.relative_key_scores, /*adds=*/false);
     MultiplyKeys(n_.keys, KeyTableColumns(), relative.key_dim, first, count);
   }
 }

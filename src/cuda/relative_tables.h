@@ -1,6 +1,6 @@
 // Relative keys, values and queries: the tables of a call's queries and keys, their products with
-// the rows of relative keys, values and queries, and the gradients of these rows. Each query has one
-// table of each kind, with one entry per row, and each key has one or several (parameters.h).
+// the rows of relative keys, values and queries, and the gradients of these rows. Each query has
+// one table of each kind, with one entry per row, and each key has one or several (parameters.h).
 #ifndef GNOMON_SRC_CUDA_RELATIVE_TABLES_H_
 #define GNOMON_SRC_CUDA_RELATIVE_TABLES_H_
 
@@ -42,8 +42,8 @@ class RelativeTables {
           c.kRelativeKeys + c.kRelativeValues != 0 ? p_.group * n_.queries * p_.relative_size : 0;
       const int64_t of_keys = c.kRelativeQueries != 0 ? n_.keys * KeyTableColumns() : 0;
       const int64_t most = std::max<int64_t>(1, std::max(of_queries, of_keys));
-      const int64_t groups = std::min(heads / p_.group,
-                                      std::max<int64_t>(1, in_.most_table_numbers / most));
+      const int64_t groups =
+          std::min(heads / p_.group, std::max<int64_t>(1, in_.most_table_numbers / most));
       step = std::max<int64_t>(1, groups) * p_.group;
       AllocateTables(is_backward, groups * of_queries, groups * of_keys);
     }

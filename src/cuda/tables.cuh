@@ -78,9 +78,10 @@ GNOMON_DEVICE float SumOfEntries(const LayoutParameters& layout, const float* ta
   return sum;
 }
 
-// Adds each of `count` numbers to the entries entry_of(r, n) of number r, for n < EntriesOf(layout).
-// The numbers are in shared memory, `step` bytes apart. All lanes of a warp must call this function.
-// If several lanes have the same entry, the first of them adds all their numbers.
+// Adds each of `count` numbers to the entries entry_of(r, n) of number r, for n <
+// EntriesOf(layout). The numbers are in shared memory, `step` bytes apart. All lanes of a warp must
+// call this function. If several lanes have the same entry, the first of them adds all their
+// numbers.
 template <class C, class EntryOf>
 GNOMON_DEVICE void AddNumbers(const LayoutParameters& layout, const unsigned char* numbers,
                               int step, int count, const EntryOf& entry_of, float* to) {

@@ -337,7 +337,8 @@ TEST(TangentRulesTest, TangentsMayBeAbsent) {
   const std::set<std::string> all = {"x",   "y",     "v",      "relative_query", "relative_key",
                                      "d_o", "d_lse", "numbers"};
   for (const char* name : {"dot", "umbral"}) {
-    for (const auto& present : {std::set<std::string>{"x"}, {"v"}, {"d_o"}, {"numbers"}, {"y"}, {"relative_key"}}) {
+    for (const auto& present :
+         {std::set<std::string>{"x"}, {"v"}, {"d_o"}, {"numbers"}, {"y"}, {"relative_key"}}) {
       SCOPED_TRACE(name + (" " + *present.begin()));
       Directed<float> p = DirectedOf(EmulatedPairFunction(name), options, Element::kFloat32);
       Wanted wanted;

@@ -18,10 +18,10 @@ struct Form {
   cuda::Element element;
   int64_t dim;
   bool bias;
-  bool mask;    // segments, pair mask and dropout
-  bool biases;  // two-part key biases and pair biases
-  bool tables;  // layouts: biases, relative keys, values and queries
-  bool temperature;  // and a soft cap
+  bool mask;            // segments, pair mask and dropout
+  bool biases;          // two-part key biases and pair biases
+  bool tables;          // layouts: biases, relative keys, values and queries
+  bool temperature;     // and a soft cap
   int64_t heads = 2;    // with few heads, the keys are divided into parts
   bool factor = true;   // whether the gradients of factors and scalars of heads are computed
   bool hopper = false;  // whether the GPU has compute capability 9.0

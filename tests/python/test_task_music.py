@@ -316,7 +316,7 @@ def test_wrong_words_are_one_line(gnomon, refused, tmp_path):
     train = ["train", "--task", "music", "--data", "pieces", *TINY]
     assert "--lengths: 9 is given twice" in refused(*train, "--lengths", "9,9")
     assert "not enough memory for --batch" in refused(*train, "--batch", 10**11)
-    assert "defined only up to length 9, which is less than the training length, 256" in refused(
+    assert "defined only up to length 9, but the training length is 256" in refused(
         *train, "--position", "learned:length=9"
     )
     gnomon(*TWO_STEPS, "--out", "run", "--position", "learned")

@@ -628,7 +628,7 @@ def test_positions_that_end_are_measured_as_far_as_they_go(folder, tmp_path):
     dashes = {row.split("|")[1].strip(): row.count(" – ") for row in rows if "dot/" in row}
     assert dashes == {"dot/learned": 3, "dot/rope": 0}
     line = refused(*arguments, "--position", "learned:length=8", "--out", "no", cwd=tmp_path)
-    assert "defined only up to length 8, which is less than --max-length, 12" in line
+    assert "defined only up to length 8, but --max-length is 12" in line
 
 
 def test_subwords_and_bytes(folder, tmp_path):
