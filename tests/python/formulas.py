@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ import pytest
 import torch
 from allpairspy import AllPairs
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnomon
 
@@ -782,6 +784,35 @@ class Case:
         return weights @ v, lse.masked_fill(~sees[..., 0], -math.inf)
 
 
+class PairFunctions(TorchDispatchMode):
+    """Records the names of the pair functions that calls use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.gnomon.attention_forward.default:
+            arguments = [argument.name for argument in function._schema.arguments]
+            self.names.append(args[arguments.index("function")])
+        return function(*args, **(kwargs or {}))
+
+
+def one_per_pair_function() -> list[str]:
+    """The first similarity of each pair function."""
+    found: dict[str, str] = {}
+    for similarity in SIMILARITIES:
+        case = Case(similarity, queries=1, keys=1)
+        with PairFunctions() as calls:
+            case.ours(case.inputs())
+        found.setdefault(calls.names[-1], similarity)
+    return list(found.values())
+
+
+#: Similarities for tests of the kernels. The others differ from these only in the token map.
+ONE_PER_PAIR_FUNCTION = one_per_pair_function()
+
+
 def values_and_gradients(
     attend: Callable[[Parameters], tuple[Tensor, Tensor]], inputs: Parameters
 ) -> Parameters:
@@ -836,14 +867,30 @@ def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
         assert error <= tolerance, f"{name}: off by {error:.2e} of {scale:.3g}"  # NaN also fails
 
 
-def pairwise(**axes) -> pytest.MarkDecorator:
+def pairwise(valid: Callable[..., bool] = lambda: True, **axes) -> pytest.MarkDecorator:
     """Parametrizes a test by every pair of values of two axes instead of their full product.
 
     This finds errors that two values cause together, but may miss errors that require three values.
+    `valid` receives the values of the first axes, as many as it has parameters, and rejects
+    combinations.
     """
-    rows = [tuple(row) for row in AllPairs([list(values) for values in axes.values()])]
+    count = len(inspect.signature(valid).parameters)
+    rows = AllPairs(
+        [list(values) for values in axes.values()],
+        filter_func=lambda row: len(row) < count or valid(*row[:count]),
+    )
+    return parametrized(axes, [tuple(row) for row in rows])
+
+
+def in_turn(**axes) -> pytest.MarkDecorator:
+    """Parametrizes a test by the values of the first axis; the values of the others take turns."""
+    first, *others = axes.values()
+    return parametrized(axes, list(zip(first, *map(itertools.cycle, others), strict=False)))
+
+
+def parametrized(names: Iterable[str], rows: list[tuple]) -> pytest.MarkDecorator:
     ids = ["-".join(map(str, row)) for row in rows]
-    return pytest.mark.parametrize(tuple(axes), rows, ids=ids)
+    return pytest.mark.parametrize(tuple(names), rows, ids=ids)
 
 
 def mostly_long(cases: Iterable, ordinary: int = 1) -> list:
