@@ -252,8 +252,8 @@ TEST(PairFunctionsTest, AreFoundByName) {
                                       "laplacian", "penumbral", "penumbral_log", "penumbral_square",
                                       "umbral", "umbral_log"}));
   EXPECT_THAT(Message([] { FindPairFunction("cosine"); }),
-              AllOf(HasSubstr("unknown pair function 'cosine'; known: additive, dot, entailment"),
-                    HasSubstr("penumbral_square")));
+              ::testing::ContainsRegex(
+                  "unknown pair function 'cosine'; known: (.*, )?dot, (.*, )?penumbral_square"));
 }
 
 // A library of definitions may have been compiled for a single instruction set.

@@ -345,11 +345,11 @@ VALUE_ERRORS = {
     ),
     "an unknown position": (
         lambda: nn.MultiheadAttention(8, 4, position="rop"),
-        'unknown position "rop"; did you mean rope.*\\? Known: none, rope, rope_mixed, alibi',
+        'unknown position "rop"; did you mean rope.*\\? Known: (.+, )?rope, (.+, )?alibi,',
     ),
     "an unknown similarity": (
         lambda: nn.MultiheadAttention(8, 4, similarity="umbrall"),
-        'unknown similarity "umbrall"; did you mean umbral\\? Known: dot, additive',
+        'unknown similarity "umbrall"; did you mean umbral\\? Known: (.+, )?dot, (.+, )?umbral;',
     ),
     "a missing term of a sum": (
         lambda: nn.MultiheadAttention(8, 4, position="rope+"),
