@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -867,30 +866,26 @@ def assert_near(ours: Parameters, theirs: Parameters, tolerance: float) -> None:
         assert error <= tolerance, f"{name}: off by {error:.2e} of {scale:.3g}"  # NaN also fails
 
 
-def pairwise(valid: Callable[..., bool] = lambda: True, **axes) -> pytest.MarkDecorator:
+def pairwise(**axes) -> pytest.MarkDecorator:
     """Parametrizes a test by every pair of values of two axes instead of their full product.
 
     This finds errors that two values cause together, but may miss errors that require three values.
-    `valid` receives the values of the first axes, as many as it has parameters, and rejects
-    combinations.
     """
-    count = len(inspect.signature(valid).parameters)
-    rows = AllPairs(
-        [list(values) for values in axes.values()],
-        filter_func=lambda row: len(row) < count or valid(*row[:count]),
-    )
-    return parametrized(axes, [tuple(row) for row in rows])
+    return parametrized(axes, map(tuple, AllPairs([list(values) for values in axes.values()])))
 
 
 def in_turn(**axes) -> pytest.MarkDecorator:
     """Parametrizes a test by the values of the first axis; the values of the others take turns."""
     first, *others = axes.values()
-    return parametrized(axes, list(zip(first, *map(itertools.cycle, others), strict=False)))
+    return parametrized(axes, zip(first, *map(itertools.cycle, others), strict=False))
 
 
-def parametrized(names: Iterable[str], rows: list[tuple]) -> pytest.MarkDecorator:
-    ids = ["-".join(map(str, row)) for row in rows]
-    return pytest.mark.parametrize(tuple(names), rows, ids=ids)
+def parametrized(names: Iterable[str], rows: Iterable[tuple]) -> pytest.MarkDecorator:
+    # The ids are equal in all processes, unlike a function's repr.
+    cases = [
+        pytest.param(*row, id="-".join(str(getattr(x, "__name__", x)) for x in row)) for row in rows
+    ]
+    return pytest.mark.parametrize(tuple(names), cases)
 
 
 def mostly_long(cases: Iterable, ordinary: int = 1) -> list:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from formulas import deberta_rows, generator_of
+from formulas import deberta_rows, generator_of, pairwise
 from operator_checks import peak_memory
 from test_derivatives import directions, finite, of_formula
 from test_large_scores import LEAST, TIMES
@@ -282,9 +282,7 @@ def calls(term, name):
     return finite(ours), finite(theirs)
 
 
-@pytest.mark.parametrize("scale", [1, 3, 10])
-@pytest.mark.parametrize("name", SIMILARITIES)
-@pytest.mark.parametrize("term", TERMS)
+@pairwise(term=TERMS, name=SIMILARITIES, scale=[1, 3, 10])
 def test_terms_of_the_fused_kernel(term, name, scale, on_reference):
     """Errors in float32 are at most TIMES the errors of the formula in float32."""
     ours, theirs = calls(term, name)

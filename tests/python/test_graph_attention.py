@@ -5,7 +5,14 @@ import re
 
 import pytest
 import torch
-from formulas import SIMILARITIES, assert_near, generator_of, pairwise, values_and_gradients
+from formulas import (
+    ONE_PER_PAIR_FUNCTION,
+    SIMILARITIES,
+    assert_near,
+    generator_of,
+    pairwise,
+    values_and_gradients,
+)
 from operator_checks import CHECKS, opcheck_derivatives, opcheck_forward_and_backward, peak_memory
 from torch import Tensor
 
@@ -92,8 +99,8 @@ def ours(name: str, rows: list[list[int]], inputs: dict[str, Tensor]) -> tuple[T
     )
 
 
-@pairwise(name=SIMILARITIES, graph=GRAPHS, heads_and_key_heads=[(4, 4), (6, 2)])
-def test_every_similarity_against_a_loop(name, graph, heads_and_key_heads):
+@pairwise(name=ONE_PER_PAIR_FUNCTION, graph=GRAPHS, heads_and_key_heads=[(4, 4), (6, 2)])
+def test_every_pair_function_against_a_loop(name, graph, heads_and_key_heads):
     heads, key_heads = heads_and_key_heads
     rows = GRAPHS[graph]
     keys = max((j for row in rows for j in row), default=1) + 2  # the last key has no edge

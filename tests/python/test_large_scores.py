@@ -11,6 +11,7 @@ import statistics
 import pytest
 import torch
 from formulas import (
+    ONE_PER_PAIR_FUNCTION,
     SIMILARITIES,
     Case,
     Mask,
@@ -159,10 +160,12 @@ def test_every_similarity_at_every_scale(similarity, dim, mask, scale):
     assert_as_good_as_plain(case, scale, with_lse=with_lse)
 
 
-@pytest.mark.parametrize("mask", ["causal", "two keys"])
-@pytest.mark.parametrize("dim", [3, 16, 64])
-@pytest.mark.parametrize("shift", ["mean", "outlier"])
-@pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "umbral", "penumbral"])
+@pairwise(
+    similarity=["gaussian", "laplacian", "umbral", "penumbral"],
+    dim=[3, 16, 64],
+    shift=["mean", "outlier"],
+    mask=["causal", "two keys"],
+)
 def test_distances_far_from_the_origin(similarity, shift, dim, mask):
     """A large offset in one column or in all columns, shared by all tokens, makes norms useless
     for computing distances."""
@@ -222,9 +225,11 @@ def test_tokens_close_together(similarity, mean, spread, dim, mask):
     assert_as_good_as_plain(case, 1, with_lse=with_lse, tokens=tokens)
 
 
-@pytest.mark.parametrize("spread", [0.5, 0.2, 0.05, 0.02])
-@pytest.mark.parametrize("scale", [0.1, 1, 10])
-@pytest.mark.parametrize("similarity", ["gaussian", "laplacian", "half_space"])
+@pairwise(
+    similarity=["gaussian", "laplacian", "half_space"],
+    scale=[0.1, 1, 10],
+    spread=[0.5, 0.2, 0.05, 0.02],
+)
 def test_tokens_around_one_centre(similarity, scale, spread):
     """Scores are moderate, and their gradients depend on the distances between the tokens."""
     case = Case(
@@ -433,7 +438,7 @@ def test_a_row_that_sees_one_key_has_no_gradient(similarity):
 
 
 @pairwise(
-    similarity=SIMILARITIES,
+    similarity=ONE_PER_PAIR_FUNCTION,
     sizes=[(40, 40, 40), (200, 40, 2), (200, 40, 5), (30, 300, 300)],
     scale=[3, 1],
 )

@@ -9,12 +9,15 @@ import torch
 from formulas import (
     POSITIONS,
     SIMILARITIES,
+    TOLERANCE,
     Case,
     Mask,
     assert_near,
     check,
     deberta_rows,
     generator_of,
+    in_turn,
+    pairwise,
     values_and_gradients,
 )
 from operator_checks import peak_memory
@@ -103,9 +106,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", POSITIONS)
+@pairwise(name=POSITIONS, mask=MASKS, dtype=TOLERANCE)
 def test_every_position_is_its_formula(name, mask, dtype):
     case = Placed(
         position=name,
@@ -340,9 +341,7 @@ def term_theirs(name, places):
     return attend
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("ordered", [True, False], ids=["sorted", "shuffled"])
-@pytest.mark.parametrize("name", TERMS)
+@pairwise(name=TERMS, ordered=[True, False], dtype=TOLERANCE)
 def test_every_term_of_tables_is_its_formula(name, ordered, dtype):
     first, limit = TERMS[name][4]
     places = drawn(B, 13, limit, first, ordered)
@@ -439,8 +438,7 @@ class ExactPlaced(Exact, Placed):
     pass
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("name", POSITIONS)
+@in_turn(name=POSITIONS, dtype=TOLERANCE)
 def test_positions_in_their_order_are_an_offset(name, dtype):
     """Results are bitwise equal, because tokens are read in the same way."""
     case = ExactCase(position=name, queries=130, keys=300, mask=Mask(causal=True, query_offset=170))

@@ -7,7 +7,7 @@ import math
 import formulas
 import pytest
 import torch
-from formulas import SIMILARITIES, Case, Mask, pairwise
+from formulas import ONE_PER_PAIR_FUNCTION, SIMILARITIES, Case, Mask, pairwise
 
 import gnomon
 
@@ -22,7 +22,7 @@ def with_column(scores: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> tu
 
 
 @pairwise(
-    similarity=SIMILARITIES,
+    similarity=ONE_PER_PAIR_FUNCTION,
     shape=["one", "heads", "rows"],
     dtype=[torch.float32, torch.float64],
 )
