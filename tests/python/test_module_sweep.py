@@ -106,12 +106,12 @@ def takes(module, spec, position):
     return module != "LanguageModel" or ":shape" not in position
 
 
-def combinations():
+def combinations(steps=(0, 3)):
     """Each similarity and each position with two modules. All modules share the code for terms."""
     terms = [(spec, "none") for spec in SIMILARITIES] + [("dot", place) for place in POSITIONS]
     for n, chosen in enumerate(terms):
         able = [module for module in MODULES if takes(module, *chosen)]
-        for step in (0, 3):
+        for step in steps:
             yield able[(n + step) % len(able)], *chosen
     yield "MultiheadAttention", "umbral", "rope+t5+hype:tau=learned+alibi:slopes=learned"
 
@@ -163,7 +163,7 @@ MAKERS = {
     f"{module} {spec} {place}": (
         lambda module=module, spec=spec, place=place, **made: MODULES[module](spec, place, **made)
     )
-    for module, spec, place in combinations()
+    for module, spec, place in combinations(steps=(0,))
 } | dict(encodings())
 
 
@@ -202,6 +202,23 @@ def given_terms():
     yield from per_head.items()
     for name, (sizes, make) in tables.items():
         yield name, lambda sizes=sizes, make=make: (t := learned(*sizes), make(t))
+
+
+def build(module, term):
+    is_similarity = isinstance(term, similarity.Similarity)
+    return MODULES[module](*((term, "none") if is_similarity else ("dot", term)))
+
+
+def given_combinations():
+    """Each term with two modules that accept it."""
+    for n, (name, given) in enumerate(given_terms()):
+        able = [*MODULES]
+        able.remove("LanguageModel")
+        if isinstance(given()[1], similarity.Similarity):
+            able.remove("LorentzMultiheadAttention")
+        for step in (0, 3):
+            module = able[(n + step) % len(able)]
+            yield pytest.param(module, given, id=f"{module} {name}")
 
 
 def tensors_of(module):
@@ -341,21 +358,20 @@ def test_learned_values_are_parameters_with_gradients(module, spec, place):
             assert parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize("given", dict(given_terms()).values(), ids=dict(given_terms()))
-@pytest.mark.parametrize("module", MODULES)
+def test_language_models_refuse_terms_with_tensors():
+    """Checkpoints store terms as specifications."""
+    for _, given in given_terms():
+        with pytest.raises(
+            ValueError, match="contains tensors; expected numbers or a specification"
+        ):
+            build("LanguageModel", given()[1])
+
+
+@pytest.mark.parametrize(("module", "given"), given_combinations())
 def test_tensors_in_terms_are_the_modules(module, given):
     torch.manual_seed(0)
     tensor, term = given()
-    is_similarity = isinstance(term, similarity.Similarity)
-    if module == "LanguageModel":  # checkpoints store terms as specifications
-        with pytest.raises(
-            ValueError, match=("contains tensors; expected numbers or a specification")
-        ):
-            MODULES[module](*((term, "none") if is_similarity else ("dot", term)))
-        return
-    if module == "LorentzMultiheadAttention" and is_similarity:
-        return
-    built = MODULES[module](*((term, "none") if is_similarity else ("dot", term)))
+    built = build(module, term)
     assert any(parameter is tensor for parameter in built.parameters())
     (name,) = {name for name, value in built.named_parameters() if value is tensor}
     assert torch.equal(built.state_dict()[name], tensor)
@@ -367,7 +383,7 @@ def test_tensors_in_terms_are_the_modules(module, given):
         tensor.fill_(torch.nan)
     built.reset_parameters()
     assert torch.equal(tensor, expected)
-    loaded = MODULES[module](*((given()[1], "none") if is_similarity else ("dot", given()[1])))
+    loaded = build(module, given()[1])
     loaded.load_state_dict(built.state_dict())
     assert torch.equal(loaded.state_dict()[name], expected)
 
