@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import formulas
 import pytest
 import torch
-from formulas import TOLERANCE, Case, Mask, Parameters, pairwise
+from formulas import TOLERANCE, Case, Mask, Parameters, in_turn, pairwise
 from operator_checks import peak_memory
 from torch import Tensor
 
@@ -299,20 +299,36 @@ def check(case: ContentCase, dtype: torch.dtype) -> None:
     formulas.check(case.ours, case.theirs, case.inputs(), dtype)
 
 
-@pairwise(
-    content=CONTENT,
-    similarity=["dot", "penumbral", "laplacian", "hyperboloid", "additive"],
+@in_turn(
+    terms=[
+        (content, similarity)
+        for content, term in CONTENT.items()
+        for similarity in ("dot", "penumbral", "laplacian", "hyperboloid", "additive")
+        if similarity == "dot" or not term.dot_only
+    ],
     dtype=TOLERANCE,
 )
-def test_every_content_term(content, similarity, dtype):
-    if CONTENT[content].dot_only and similarity != "dot":
-        pytest.skip("goes with the dot product alone")
+def test_every_content_term(terms, dtype):
+    content, similarity = terms
     mask = Mask(causal=CONTENT[content].causal)
     check(ContentCase(similarity, content=content, key_heads=2, mask=mask), dtype)
 
 
+# Terms that differ in the kernels' work: tables of keys, values and queries, shared and per head.
+KINDS = [
+    "relative per head",
+    "shaw",
+    "shaw per head",
+    "separate query, and values",
+    "disentangled, log buckets",
+    "disentangled, per-head and shared tables",
+    "transformer_xl",
+    "absolute keys",
+]
+
+
 @pairwise(
-    content=CONTENT,
+    content=[*KINDS, "relative2d"],
     dims=[(1, 1), (3, 17), (17, 3), (64, 64), (80, 129)],
     dtype=TOLERANCE,
 )
@@ -323,7 +339,7 @@ def test_head_dims(content, dims, dtype):
 
 
 @pairwise(
-    content=[name for name in CONTENT if name != "relative2d"],
+    content=KINDS,
     lengths_and_mask=[
         (5, 49, Mask(causal=True, query_offset=44)),
         (1, 33, Mask(causal=True, query_offset=32)),
@@ -348,11 +364,10 @@ def test_queries_that_look_ahead(content):
         check(ContentCase(content=content, queries=9, keys=30, mask=mask), torch.float64)
 
 
-@pytest.mark.parametrize("content", CONTENT)
+# The tokens of relative2d have no offsets.
+@pytest.mark.parametrize("content", [name for name in CONTENT if name != "relative2d"])
 @pytest.mark.parametrize("position", ["rope", "alibi"])
 def test_sums_with_other_positions(content, position):
-    if content == "relative2d":
-        pytest.skip("its tokens have no offsets")
     mask = Mask(causal=CONTENT[content].causal)
     check(ContentCase("dot", position, content=content, mask=mask), torch.float64)
 

@@ -275,13 +275,18 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("widths", [{}, {"kdim": 20, "vdim": 12, "bias": False}], ids=str)
-@pytest.mark.parametrize("keys", MASKS)
-@pytest.mark.parametrize("pairs", MASKS)
-def test_a_drop_in_is_called_as_torch_s_module(pairs, keys, widths, batch_first):
-    if "none" not in (pairs, keys) and (pairs == "booleans") != (keys == "booleans"):
-        return  # torch warns about mixed mask types
+@pairwise(
+    masks=[
+        (pairs, keys)
+        for pairs, keys in itertools.product(MASKS, repeat=2)
+        # torch warns about mixed mask types.
+        if "none" in (pairs, keys) or (pairs == "booleans") == (keys == "booleans")
+    ],
+    widths=[{}, {"kdim": 20, "vdim": 12, "bias": False}],
+    batch_first=[True, False],
+)
+def test_a_drop_in_is_called_as_torch_s_module(masks, widths, batch_first):
+    pairs, keys = masks
     module = theirs(batch_first=batch_first, **widths)
     own = nn.MultiheadAttention.from_torch(module, drop_in=True)
     assert isinstance(own, torch.nn.MultiheadAttention)
@@ -474,15 +479,19 @@ def test_drop_ins_in_torchvision_s_vision_transformer():
     assert [bool((p.grad != 0).any()) for p in learned] == [True, True, True, False]
 
 
-VARIANTS = [
-    dict(zip(("batch_first", "norm_first", "bias"), choice, strict=True))
-    for choice in itertools.product([True, False], repeat=3)
-] + [{"activation": "gelu"}, {"activation": torch.nn.functional.silu}, {"layer_norm_eps": 0.1}]
+OPTIONS = {
+    "batch_first": [False, True],
+    "norm_first": [False, True],
+    "bias": [True, False],
+    "activation": ["relu", "gelu", torch.nn.functional.silu],
+    "layer_norm_eps": [1e-5, 0.1],
+}
 
 
-def name_of(variant):
-    """A test id that is the same in all processes, unlike a function's repr."""
-    return ",".join(f"{name}={getattr(x, '__name__', x)}" for name, x in variant.items())
+@pytest.fixture
+def variant(batch_first, norm_first, bias, activation, layer_norm_eps):
+    values = (batch_first, norm_first, bias, activation, layer_norm_eps)
+    return dict(zip(OPTIONS, values, strict=True))
 
 
 def randomized(layer):
@@ -496,16 +505,15 @@ def float_mask(mask):
     return torch.zeros(mask.shape).masked_fill(mask, -torch.inf).double()
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
-@pytest.mark.parametrize(
-    "masked", ["no", "causal", "padding", "both", "floats", "any", "each head", "added"]
+@pairwise(
+    masked=["no", "causal", "padding", "both", "floats", "any", "each head", "added"], **OPTIONS
 )
 def test_encoder_layers(variant, masked):
     torch.manual_seed(0)
     layer = randomized(torch.nn.TransformerEncoderLayer(16, 2, 24, **variant)).double()
     own = nn.TransformerEncoderLayer.from_torch(layer)
     x = torch.randn(3, 5, 16, dtype=torch.float64)
-    if not variant.get("batch_first", False):
+    if not variant["batch_first"]:
         x = x.transpose(0, 1)
     future = torch.ones(5, 5, dtype=torch.bool).triu(1)
     padding = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0]]).bool()
@@ -534,14 +542,13 @@ def test_encoder_layers(variant, masked):
     torch.testing.assert_close(fresh(x, **arguments), expected)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
-@pytest.mark.parametrize("masked", ["no", "causal", "padding", "memory"])
+@pairwise(masked=["no", "causal", "padding", "memory"], **OPTIONS)
 def test_decoder_layers(variant, masked):
     torch.manual_seed(0)
     layer = randomized(torch.nn.TransformerDecoderLayer(16, 2, 24, **variant)).double()
     own = nn.TransformerDecoderLayer.from_torch(layer)
     x, memory = (torch.randn(2, n, 16, dtype=torch.float64) for n in (5, 7))
-    if not variant.get("batch_first", False):
+    if not variant["batch_first"]:
         x, memory = x.transpose(0, 1), memory.transpose(0, 1)
     arguments = {
         "no": {},
