@@ -115,8 +115,10 @@ def gradient_of(call, make, value):
     return o.detach(), lse.detach(), value.grad
 
 
-@pytest.mark.parametrize("kind", [Parameter, torch.Tensor.requires_grad_])
-@pytest.mark.parametrize("name", HEAD_VALUES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, torch.Tensor.requires_grad_) for name in HEAD_VALUES), ("alibi", Parameter)],
+)
 def test_one_value_for_all_heads(name, kind):
     call, make, number = HEAD_VALUES[name]
     o, lse, gradient = gradient_of(call, make, kind(torch.tensor(number, dtype=torch.float64)))
@@ -250,24 +252,24 @@ LISTS = {
 }
 
 
-@pytest.mark.parametrize("way", NUMBERS)
 @pytest.mark.parametrize("name", BATCH_CALLS)
-def test_one_integer_for_all_batches(name, way):
+def test_one_integer_for_all_batches(name):
     call, argument, number = BATCH_CALLS[name]
     expected = call(**{argument: torch.full((B,), number)})
-    assert torch.equal(call(**{argument: NUMBERS[way](number)}), expected)
+    for way, make in NUMBERS.items():
+        assert torch.equal(call(**{argument: make(number)}), expected), way
     other = call(**{argument: torch.full((B,), number - 1)})
     # ALiBi biases do not change if all positions are shifted.
     assert argument == "query_offset" or not torch.equal(other, expected)
 
 
-@pytest.mark.parametrize("way", LISTS)
 @pytest.mark.parametrize("name", BATCH_CALLS)
-def test_integers_in_a_list(name, way):
+def test_integers_in_a_list(name):
     call, argument, number = BATCH_CALLS[name]
     numbers = [number, number - 1]
-    ours = call(**{argument: LISTS[way](numbers)})
-    assert torch.equal(ours, call(**{argument: torch.tensor(numbers)}))
+    expected = call(**{argument: torch.tensor(numbers)})
+    for way, make in LISTS.items():
+        assert torch.equal(call(**{argument: make(numbers)}), expected), way
 
 
 @pytest.mark.parametrize("zero", [0, np.int64(0), np.array(0)])
@@ -436,19 +438,21 @@ NUMBER_CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NUMBER_CALLS)
-def test_numbers_in_tensors_without_axes(name, dtype):
+def test_numbers_in_tensors_without_axes(name):
     call, argument, number = NUMBER_CALLS[name]
-    ours, expected = call(torch.tensor(number, dtype=dtype)), call(number)
-    assert type(ours) is type(expected)
-    assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
-    # A tensor that requires grad is rejected, because converting it to a number would lose its
-    # gradient.
-    with pytest.raises(
-        ValueError, match=(f"{argument} requires grad, but it cannot be trained; expected a number")
-    ):
-        call(torch.tensor(number, dtype=dtype, requires_grad=True))
+    expected = call(number)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        ours = call(torch.tensor(number, dtype=dtype))
+        assert type(ours) is type(expected)
+        assert torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
+        # A tensor that requires grad is rejected, because converting it to a number would lose its
+        # gradient.
+        with pytest.raises(
+            ValueError,
+            match=f"{argument} requires grad, but it cannot be trained; expected a number",
+        ):
+            call(torch.tensor(number, dtype=dtype, requires_grad=True))
     for wrong in (torch.full((1,), number), torch.tensor(True), torch.tensor(1j)):
         # Encodings have their own message for an invalid specification.
         with pytest.raises((TypeError, ValueError), match=argument.split(" of ")[0]):

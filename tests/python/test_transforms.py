@@ -659,18 +659,18 @@ def test_every_term_is_copied_below():
 
 
 @pytest.mark.real_device
-@pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", terms())
-def test_copies_of_terms(name, way):
-    term = terms()[name]
+def test_copies_of_terms(name):
     x = torch.randn(1, 2, 6, 1 if name == "Additive" else 4)
-    for before in (True, False):
-        # A term caches its specification when it is first used.
-        twin = COPIES[way](term)
-        results = []
-        for one in (term, twin):
-            kind = "similarity" if isinstance(one, similarity.Similarity) else "position"
-            causal = name == "TransformerXL"
-            results.append(gnomon.attention(x, x, x, causal=causal, **{kind: one}))
-        assert torch.equal(*results), before
-    assert type(twin) is type(term)
+    for way, copied in COPIES.items():
+        term = terms()[name]
+        for before in (True, False):
+            # A term caches its specification when it is first used.
+            twin = copied(term)
+            results = []
+            for one in (term, twin):
+                kind = "similarity" if isinstance(one, similarity.Similarity) else "position"
+                causal = name == "TransformerXL"
+                results.append(gnomon.attention(x, x, x, causal=causal, **{kind: one}))
+            assert torch.equal(*results), (way, before)
+        assert type(twin) is type(term), way

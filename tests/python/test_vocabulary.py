@@ -84,17 +84,17 @@ def as_double(term):
     return dataclasses.replace(term, **tensors) if tensors else term
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", POSITIONS)
-def test_a_specification_is_its_terms(spec, dtype):
-    q, k, v = tokens(dtype)
-    terms = POSITIONS[spec]
-    if dtype == torch.float64:
-        terms = [as_double(term) for term in (terms if isinstance(terms, list) else [terms])]
-    expected = gnomon.attention(q, k, v, position=terms)
-    torch.testing.assert_close(gnomon.attention(q, k, v, position=spec), expected)
-    if spec not in ("none", "rope"):
-        assert not torch.allclose(expected, gnomon.attention(q, k, v))
+def test_a_specification_is_its_terms(spec):
+    for dtype in DTYPES:
+        q, k, v = tokens(dtype)
+        terms = POSITIONS[spec]
+        if dtype == torch.float64:
+            terms = [as_double(term) for term in (terms if isinstance(terms, list) else [terms])]
+        expected = gnomon.attention(q, k, v, position=terms)
+        torch.testing.assert_close(gnomon.attention(q, k, v, position=spec), expected)
+        if spec not in ("none", "rope"):
+            assert not torch.allclose(expected, gnomon.attention(q, k, v))
 
 
 @pytest.mark.parametrize(
@@ -159,24 +159,24 @@ SIMILARITIES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("spec", SIMILARITIES)
-def test_a_similarity_by_its_specification(spec, dtype):
-    q, k, v = tokens(dtype)
-    if spec == "additive":
-        q, k = q[..., :1], k[..., :1]
+def test_a_similarity_by_its_specification(spec):
     module = nn.MultiheadAttention(HEADS * DIM, HEADS, similarity=spec)
     start = [float(buffer) for _, buffer in module.named_buffers()]
     term = SIMILARITIES[spec](start[0] if start else None)
-    expected = gnomon.attention(q, k, v, similarity=term)
-    torch.testing.assert_close(gnomon.attention(q, k, v, similarity=spec), expected)
-    if start:
-        name = FACTORS[spec.split(":")[0]]
-        given = gnomon.attention(q, k, v, similarity=f"{spec}:{name}=0.5")
-        torch.testing.assert_close(
-            given, gnomon.attention(q, k, v, similarity=SIMILARITIES[spec](0.5))
-        )
-        assert not torch.allclose(given, expected)
+    for dtype in DTYPES:
+        q, k, v = tokens(dtype)
+        if spec == "additive":
+            q, k = q[..., :1], k[..., :1]
+        expected = gnomon.attention(q, k, v, similarity=term)
+        torch.testing.assert_close(gnomon.attention(q, k, v, similarity=spec), expected)
+        if start:
+            name = FACTORS[spec.split(":")[0]]
+            given = gnomon.attention(q, k, v, similarity=f"{spec}:{name}=0.5")
+            torch.testing.assert_close(
+                given, gnomon.attention(q, k, v, similarity=SIMILARITIES[spec](0.5))
+            )
+            assert not torch.allclose(given, expected)
 
 
 def test_sums():
