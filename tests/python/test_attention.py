@@ -76,13 +76,13 @@ def test_one_column(similarity, dtype):
     check(Case(similarity, "alibi", 1, 2, 1, 21, 21, 1, 17), dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(
-    ("queries", "keys"),
-    [(0, 0), (0, 5), (5, 0), (1, 1), (1, 257), (47, 49), (257, 47), (49, 257)],
+@pairwise(
+    lengths=[(0, 0), (0, 5), (5, 0), (1, 1), (1, 257), (47, 49), (257, 47), (49, 257)],
+    similarity=["dot", "penumbral"],
+    dtype=TOLERANCE,
 )
-@pytest.mark.parametrize("similarity", ["dot", "penumbral"])
-def test_lengths(similarity, queries, keys, dtype):
+def test_lengths(lengths, similarity, dtype):
+    queries, keys = lengths
     mask = Mask(causal=True, query_offset=keys - queries)
     check(Case(similarity, "alibi", 2, 2, 2, queries, keys, 6, 5, mask), dtype)
 
@@ -91,7 +91,7 @@ def test_empty_batch():
     check(Case("umbral", "alibi", batch=0))
 
 
-@pairwise(similarity=SIMILARITIES, key_heads=[1, 2], dtype=TOLERANCE)
+@pairwise(similarity=ONE_PER_PAIR_FUNCTION, key_heads=[1, 2], dtype=TOLERANCE)
 def test_query_heads_share_keys_with_gammas_of_their_own(similarity, key_heads, dtype):
     check(Case(similarity, "hype abs", key_heads=key_heads, queries=50, keys=50), dtype)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from formulas import deberta_rows, generator_of, pairwise
+from formulas import deberta_rows, generator_of, in_turn, pairwise
 from operator_checks import peak_memory
 from test_derivatives import directions, finite, of_formula
 from test_large_scores import LEAST, TIMES
@@ -304,8 +304,7 @@ def test_terms_of_the_fused_kernel(term, name, scale, on_reference):
     assert not torch.equal(double["o"], reference["o"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("term", TERMS)
+@in_turn(term=TERMS, dtype=[torch.float32, torch.float64])
 def test_terms_are_the_same_for_any_number_of_threads(term, dtype):
     ours, _ = calls(term, "gaussian")
     inputs = {n: x.to(dtype) for n, x in inputs_of(term, 1).items()}

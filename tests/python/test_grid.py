@@ -9,6 +9,7 @@ from formulas import (
     TOLERANCE,
     assert_near,
     check,
+    pairwise,
     rotate_on_grid,
     t5_bucket,
     values_and_gradients,
@@ -146,9 +147,7 @@ def axes_of(names, shape):
     return parameters, grid, bias
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("prefix", [0, 1, 3])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pairwise(shape=SHAPES, prefix=[0, 1, 3], dtype=TOLERANCE)
 def test_grid(shape, prefix, dtype):
     length = prefix + math.prod(shape)
     for first in range(0, len(AXES), len(shape)):

@@ -92,8 +92,7 @@ ROPES = {
 }
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pairwise(length=LENGTHS, rope=ROPES, feature=FEATURES)
+@pairwise(length=LENGTHS, rope=ROPES, feature=FEATURES, causal=[False, True])
 def test_against_the_quadratic_formula(feature, causal, length, rope):
     q, k, v = leaves = inputs(length)
     matrix = projection(feature)
@@ -333,10 +332,12 @@ def sums_formula(x: Tensor, y: Tensor, z: Tensor, reverse: bool) -> Tensor:
     return (products.triu() if reverse else products.tril()) @ z
 
 
-@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK + 1, 19 * CHUNK + 5])  # last in parts
-@pytest.mark.parametrize("columns", [1, 16, 21])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pairwise(
+    length=[1, CHUNK - 1, CHUNK + 1, 19 * CHUNK + 5],  # the last is computed in parts
+    columns=[1, 16, 21],
+    reverse=[False, True],
+    dtype=[torch.float32, torch.float64],
+)
 def test_causal_sums(length, columns, reverse, dtype):
     torch.manual_seed(length)
     x = torch.randn(2, length, 4, 5, dtype=dtype).transpose(1, 2)

@@ -285,11 +285,14 @@ def test_angles_must_have_a_type_that_goes_with_q():
 # RoPE-ViT: each head has its own frequencies along each axis.
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-@pytest.mark.parametrize("heads", [1, HKV, H])
-@pytest.mark.parametrize(("shape", "prefix"), [((3, 4), 0), ((2, 5), 2), ((2, 2, 3), 1)])
-def test_mixed_frequencies(shape, prefix, heads, layout, dtype):
+@pairwise(
+    grid=[((3, 4), 0), ((2, 5), 2), ((2, 2, 3), 1)],
+    heads=[1, HKV, H],
+    layout=["interleaved", "half"],
+    dtype=TOLERANCE,
+)
+def test_mixed_frequencies(grid, heads, layout, dtype):
+    shape, prefix = grid
     count = prefix + math.prod(shape)
     inputs = tokens(count, count) | {"frequencies": draw(heads, len(shape), 3)}
     coordinates = torch.cartesian_prod(*(torch.arange(n) for n in shape)).double()

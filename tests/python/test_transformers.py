@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from formulas import generator_of, mostly_long
+from formulas import generator_of, mostly_long, pairwise
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -487,9 +487,7 @@ FUNCTIONS = {
 PLACES = [(13, 13, 0, 0), (3, 13, 10, 0), (2, 6, 11, 7)]
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "right", "holes"])
-@pytest.mark.parametrize("places", PLACES, ids=str)
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pairwise(function=FUNCTIONS, places=PLACES, padding=["none", "left", "right", "holes"])
 def test_masks(function, places, padding):
     queries, keys, first_query, first_key = places
     torch.manual_seed(0)
