@@ -6,7 +6,15 @@ import statistics
 
 import pytest
 import torch
-from formulas import POSITIONS, SIMILARITIES, Case, Mask, assert_near, generator_of
+from formulas import (
+    ONE_PER_PAIR_FUNCTION,
+    POSITIONS,
+    SIMILARITIES,
+    Case,
+    Mask,
+    assert_near,
+    generator_of,
+)
 from operator_checks import peak_memory
 from test_arguments import make_graph, make_tokens
 from test_large_scores import FEW, LEAST, TIMES, plain_formula, tokens_of
@@ -337,14 +345,6 @@ def test_the_layout_of_tangents_is_that_of_the_output():
     assert o.transpose(1, 2).is_contiguous()
 
 
-# One similarity per pair function. With tokens of ten times N(0, 1), points would be within
-# rounding errors of the boundary of Ganea's ball.
-LARGE = [
-    "dot", "laplacian", "gaussian", "umbral", "umbral log", "penumbral", "penumbral height2",
-    "penumbral log", "hyperboloid", "lorentz", "entailment", "additive",
-]  # fmt: skip
-
-
 def in_a_graph(case):
     """The call of a causal case, with an edge for each pair."""
     lengths = torch.arange(1, case.queries + 1)
@@ -365,8 +365,9 @@ def in_a_graph(case):
     ("similarity", "scale", "graph"),
     [
         (name, scale, graph)
-        for name in LARGE
+        for name in ONE_PER_PAIR_FUNCTION
         for scale, graph in ((1, False), (3, False), (10, False), (3, True), (10, True))
+        # At scale 10, points would be within rounding errors of the boundary of Ganea's ball.
         # For umbral cones at scale 10, both errors are of order 1 and depend on chance.
         if (name, scale) != ("entailment", 10) and (name, scale, graph) != ("umbral", 10, True)
     ],
