@@ -30,6 +30,7 @@ from gnomon.position import (
     Forget,
     GridBias,
     HyPE,
+    KeyBias,
     OffsetBias,
     PairBias,
     Relative,
@@ -88,12 +89,16 @@ CASES = {
     "dropout": Case(lambda p: {"dropout": 0.3, "seed": 11}),
     "temperature": Case(lambda p: {"temperature": p["t"].exp()}, {"t": (2, 4, 21)}),
     "soft cap": Case(
-        lambda p: {"temperature": p["t"].exp(), "position": KeyBias(p["keys"]), "score_softcap": 2.0},
+        lambda p: {
+            "temperature": p["t"].exp(),
+            "position": KeyBias(p["keys"]),
+            "score_softcap": 2.0,
+        },
         {"t": (2, 4, 21), "keys": (2, 4, 37)},
     ),
     "disentangled": Case(
         lambda p: {"position": Disentangled(p["rows"], p["columns"]), "query_offset": 5},
-        {"rows": (12, 16), "columns": (12, 16)},
+        {"rows": (12, 20), "columns": (12, 20)},
     ),
     "one query": Case(
         lambda p: {"causal": True, "query_offset": 299, "position": ALiBi(p["slopes"])},
