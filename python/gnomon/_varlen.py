@@ -180,17 +180,17 @@ class Packing(NamedTuple):
     #: Whether queries and keys come from the same tokens.
     is_self: bool
 
-    def arguments(self, total_q: int, total_k: int, places: bool) -> dict[str, Tensor]:
+    def arguments(self, total_q: int, total_k: int, with_positions: bool) -> dict[str, Tensor]:
         """Returns the arguments of attention that describe all sequences as one packed sequence.
 
-        If `places` is False, positions are omitted in self-attention. The indices of the packed
+        Without `with_positions`, self-attention gets no positions. The indices of the packed
         tokens then serve as positions, because their differences within a sequence are the same.
         """
         rows = torch.arange(total_q, device=self.queries.device)
         of_queries = torch.searchsorted(self.queries[1:], rows, right=True)
         if self.is_self:
             arguments = {"query_segments": of_queries, "key_segments": of_queries}
-            if places:
+            if with_positions:
                 arguments["positions"] = rows - self.queries[of_queries]
             return arguments
         columns = torch.arange(total_k, device=self.keys.device)
@@ -242,8 +242,8 @@ def _attend(
             and q.shape[0] < _SHORT * len(lengths_q)
         )
     if is_one_call:
-        places = given.get("chunks") is not None or not _depend_on_offsets(positions)
-        given |= packing.arguments(q.shape[0], k.shape[0], places)
+        with_positions = given.get("chunks") is not None or not _depend_on_offsets(positions)
+        given |= packing.arguments(q.shape[0], k.shape[0], with_positions)
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         o, lse = attention(q, k, v, return_lse=True, **given)
         return (o[0].transpose(0, 1), lse[0]) if return_lse else o[0].transpose(0, 1)
@@ -428,7 +428,7 @@ def nested_module(
             "expected equal batch sizes"
         )
     packing = Packing(queries, key_ends, key_ends is queries)
-    given = packing.arguments(values.shape[0], of_keys.shape[0], places=True)
+    given = packing.arguments(values.shape[0], of_keys.shape[0], with_positions=True)
     o = forward(values.unsqueeze(0), keys, of_values, **given, **arguments)
     nested: Tensor = nested_tensor_from_jagged(o.squeeze(0), queries)
     return nested

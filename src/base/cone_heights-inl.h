@@ -5,9 +5,9 @@
 // The multiplier m and the scalars of a token, which are functions of its last column z, and their
 // derivatives with respect to z. Umbral cones have one scalar.
 template <class V>
-struct HeightTerms {
+struct HeightValues {
   // Not defaulted: g++ does not compile defaulted constructors for the instruction set (NEON).
-  HeightTerms() {}
+  HeightValues() {}
 
   V m;
   V dm;
@@ -17,25 +17,25 @@ struct HeightTerms {
 
 // by_sinh: 1 / sinh(r). If kAsIs, z is the height, and `most` is ignored.
 template <bool kAsIs, class V>
-void UmbralTerms(V by_sinh, V most, V z, HeightTerms<V>& terms) {
+void UmbralValues(V by_sinh, V most, V z, HeightValues<V>& values) {
   V h = z;
   V slope = Splat(z, 1.0f);
   if constexpr (kAsIs) {
-    terms.m = by_sinh;
-    terms.dm = Splat(z, 0.0f);
+    values.m = by_sinh;
+    values.dm = Splat(z, 0.0f);
   } else {
     const V zero = Splat(z, 0.0f);
     h = Exp(Max(zero - most, Min(most, z)));
     slope = Select(Abs(z) <= most, h, zero);
-    terms.m = h * by_sinh;
-    terms.dm = slope * by_sinh;
+    values.m = h * by_sinh;
+    values.dm = slope * by_sinh;
   }
-  terms.scalar[0] = h;
-  terms.d_scalar[0] = slope;
+  values.scalar[0] = h;
+  values.d_scalar[0] = slope;
 }
 
 template <bool kAsIs, class V>
-void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
+void PenumbralValues(V r, V z, HeightValues<V>& values) {
   const V zero = Splat(z, 0.0f);
   const V one = Splat(z, 1.0f);
   // u (the height divided by r), its derivative, and 1 - u, which is accurate for u near 1.
@@ -48,8 +48,8 @@ void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
     u = Max(zero, Min(one, share));
     slope = Select(share >= zero, Select(share <= one, by_r, zero), zero);
     rest = one - u;
-    terms.m = by_r;
-    terms.dm = zero;
+    values.m = by_r;
+    values.dm = zero;
   } else {
     // sigmoid(|z|) and sigmoid(-|z|).
     const V small = Exp(zero - Abs(z));
@@ -58,8 +58,8 @@ void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
     u = Select(z < zero, below, above);
     rest = Select(z < zero, above, below);
     slope = u * rest;
-    terms.m = u;
-    terms.dm = slope;
+    values.m = u;
+    values.dm = slope;
   }
   // sqrt(1 - u^2)
   const V a = Sqrt(rest * (one + u));
@@ -67,8 +67,8 @@ void PenumbralTerms(V r, V z, HeightTerms<V>& terms) {
   const V square = u * u;
   const V d_square = (u + u) * slope;
   const V below = one / (one + a);
-  terms.scalar[0] = square * below;
-  terms.d_scalar[0] = (d_square - square * below * a_slope) * below;
-  terms.scalar[1] = square;
-  terms.d_scalar[1] = d_square;
+  values.scalar[0] = square * below;
+  values.d_scalar[0] = (d_square - square * below * a_slope) * below;
+  values.scalar[1] = square;
+  values.d_scalar[1] = d_square;
 }

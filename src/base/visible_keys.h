@@ -54,7 +54,7 @@ inline KeyRange VisibleKeys(const Mask& mask, KeyRange batch, int64_t p) {
   return range;
 }
 
-// Whether queries and keys have explicit positions.
+// Whether queries and keys have call positions.
 template <class T>
 bool HasPositions(const AttentionInput<T>& in) {
   return in.query_positions != nullptr;

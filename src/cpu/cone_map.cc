@@ -45,9 +45,9 @@ using Function = ConeMap::Function;
 
 #include "base/cone_heights-inl.h"
 
-// The HeightTerms of kTokens tokens.
+// The HeightValues of kTokens tokens.
 template <class T>
-struct TokenTerms {
+struct TokenValues {
   HWY_ALIGN T m[kTokens];
   HWY_ALIGN T dm[kTokens];
   HWY_ALIGN T scalar[ConeMap::kMostScalars][kTokens];
@@ -55,7 +55,7 @@ struct TokenTerms {
 };
 
 template <Function kFunction, bool kAsIs, class T>
-HWY_INLINE void TermsOf(const ConeMap& map, const T* z, int64_t count, TokenTerms<T>& terms) {
+HWY_INLINE void MapValuesOf(const ConeMap& map, const T* z, int64_t count, TokenValues<T>& values) {
   using V = decltype(Get(z));
   constexpr bool kUmbral = kFunction == Function::kUmbral;
   const V number = Number(Get(z), kUmbral ? 1 / std::sinh(map.r) : map.r);
@@ -63,38 +63,38 @@ HWY_INLINE void TermsOf(const ConeMap& map, const T* z, int64_t count, TokenTerm
   for (int64_t n = 0; n < count; n += kHeightsAtOnce<T>) {
     // All fields are set below.
     // NOLINTNEXTLINE(clang-analyzer-optin.cplusplus.UninitializedObject)
-    HeightTerms<V> of;
+    HeightValues<V> of;
     if constexpr (kUmbral) {
-      UmbralTerms<kAsIs>(number, most, Get(z + n), of);
+      UmbralValues<kAsIs>(number, most, Get(z + n), of);
     } else {
-      PenumbralTerms<kAsIs>(number, Get(z + n), of);
+      PenumbralValues<kAsIs>(number, Get(z + n), of);
     }
-    Put(of.m, terms.m + n);
-    Put(of.dm, terms.dm + n);
+    Put(of.m, values.m + n);
+    Put(of.dm, values.dm + n);
     for (int s = 0; s < (kFunction == Function::kPenumbral ? 2 : 1); ++s) {
-      Put(of.scalar[s], terms.scalar[s] + n);
-      Put(of.d_scalar[s], terms.d_scalar[s] + n);
+      Put(of.scalar[s], values.scalar[s] + n);
+      Put(of.d_scalar[s], values.d_scalar[s] + n);
     }
   }
 }
 
 template <class T>
-void FindTerms(const ConeMap& map, const T* z, int64_t count, TokenTerms<T>& terms) {
+void FindValues(const ConeMap& map, const T* z, int64_t count, TokenValues<T>& values) {
   switch (map.function) {
     case Function::kUmbral:
-      return map.as_is ? TermsOf<Function::kUmbral, true>(map, z, count, terms)
-                       : TermsOf<Function::kUmbral, false>(map, z, count, terms);
+      return map.as_is ? MapValuesOf<Function::kUmbral, true>(map, z, count, values)
+                       : MapValuesOf<Function::kUmbral, false>(map, z, count, values);
     case Function::kPenumbral:
-      return map.as_is ? TermsOf<Function::kPenumbral, true>(map, z, count, terms)
-                       : TermsOf<Function::kPenumbral, false>(map, z, count, terms);
+      return map.as_is ? MapValuesOf<Function::kPenumbral, true>(map, z, count, values)
+                       : MapValuesOf<Function::kPenumbral, false>(map, z, count, values);
   }
 }
 
-// Calls body(n, token n, terms, index of token n in `terms`) for tokens [begin, end).
+// Calls body(n, token n, values, index of token n in `values`) for tokens [begin, end).
 template <class T, class Body>
 HWY_INLINE void ForTokens(const MappedCones<T>& cones, int64_t begin, int64_t end,
                           const Body& body) {
-  TokenTerms<T> terms;
+  TokenValues<T> values;
   HWY_ALIGN T z[kTokens] = {};
   const T* tokens[kTokens];
   int64_t i = begin % cones.rows;
@@ -111,8 +111,8 @@ HWY_INLINE void ForTokens(const MappedCones<T>& cones, int64_t begin, int64_t en
       h = 0;
       ++b;
     }
-    FindTerms(cones.map, z, count, terms);
-    for (int64_t n = 0; n < count; ++n) body(first + n, tokens[n], terms, n);
+    FindValues(cones.map, z, count, values);
+    for (int64_t n = 0; n < count; ++n) body(first + n, tokens[n], values, n);
   }
 }
 
@@ -122,9 +122,9 @@ HWY_INLINE void Forward(const MappedCones<T>& cones, int64_t begin, int64_t end)
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t columns = cones.columns;
   ForTokens(cones, begin, end,
-            [&](int64_t n, const T* token, const TokenTerms<T>& terms, int64_t index) HWY_ATTR {
+            [&](int64_t n, const T* token, const TokenValues<T>& values, int64_t index) HWY_ATTR {
               T* const x = cones.x + n * cones.width;
-              const auto m = hn::Set(d, terms.m[index]);
+              const auto m = hn::Set(d, values.m[index]);
               int64_t e = 0;
               for (; e + lanes <= columns; e += lanes) {
                 hn::StoreU(m * hn::LoadU(d, token + e), d, x + e);
@@ -134,10 +134,10 @@ HWY_INLINE void Forward(const MappedCones<T>& cones, int64_t begin, int64_t end)
                 hn::StoreU(m * hn::LoadU(d, token + e), d, x + e);
                 e = columns;
               }
-              for (; e < columns; ++e) x[e] = terms.m[index] * token[e];
+              for (; e < columns; ++e) x[e] = values.m[index] * token[e];
               std::fill(x + columns, x + cones.width, T(0));
               for (int s = 0; s < cones.map.scalars(); ++s) {
-                cones.scalars[s * cones.count() + n] = terms.scalar[s][index];
+                cones.scalars[s * cones.count() + n] = values.scalar[s][index];
               }
             });
 }
@@ -148,14 +148,14 @@ HWY_INLINE void Backward(const MappedCones<T>& cones, int64_t begin, int64_t end
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t columns = cones.columns;
   ForTokens(cones, begin, end,
-            [&](int64_t n, const T* token, const TokenTerms<T>& terms, int64_t index) HWY_ATTR {
+            [&](int64_t n, const T* token, const TokenValues<T>& values, int64_t index) HWY_ATTR {
               T* const d_token = cones.d_tokens + n * (columns + 1);
               T d_z = 0;
               if (cones.d_x == nullptr) {
                 std::fill_n(d_token, columns, T(0));
               } else {
                 const T* const d_x = cones.d_x + n * cones.width;
-                const auto m = hn::Set(d, terms.m[index]);
+                const auto m = hn::Set(d, values.m[index]);
                 auto product = hn::Zero(d);
                 int64_t e = 0;
                 for (; e + lanes <= columns; e += lanes) {
@@ -174,13 +174,13 @@ HWY_INLINE void Backward(const MappedCones<T>& cones, int64_t begin, int64_t end
                 }
                 T sum = hn::GetLane(hn::SumOfLanes(d, product));
                 for (; e < columns; ++e) {
-                  d_token[e] = terms.m[index] * d_x[e];
+                  d_token[e] = values.m[index] * d_x[e];
                   sum += d_x[e] * token[e];
                 }
-                d_z = terms.dm[index] * sum;
+                d_z = values.dm[index] * sum;
               }
               for (int s = 0; cones.d_scalars != nullptr && s < cones.map.scalars(); ++s) {
-                d_z += terms.d_scalar[s][index] * cones.d_scalars[s * cones.count() + n];
+                d_z += values.d_scalar[s][index] * cones.d_scalars[s * cones.count() + n];
               }
               d_token[columns] = d_z;
             });

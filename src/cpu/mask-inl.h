@@ -262,7 +262,7 @@ struct TileMask {
     partial = HidesWithin({begin, end}, 0, count);
   }
 
-  // Sets the spans of `count` queries of batch b, starting at `query`, with explicit positions.
+  // Sets the spans of `count` queries of batch b, starting at `query`, with call positions.
   void Set(const Positions& positions, KeyRange batch, int64_t b, int64_t query, int64_t count,
            int64_t first, int64_t width) {
     const KeyRange columns{std::max(batch.begin, first), std::min(batch.end, first + width)};

@@ -1,4 +1,4 @@
-// Tokens with explicit positions: the keys that a row sees, and the table entries that pairs read.
+// Tokens with call positions: the keys that a row sees, and the table entries that pairs read.
 #if defined(GNOMON_SRC_CPU_POSITIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GNOMON_SRC_CPU_POSITIONS_INL_H_
 #undef GNOMON_SRC_CPU_POSITIONS_INL_H_
@@ -140,7 +140,7 @@ class Positions {
   std::vector<Range> rows_;
 };
 
-// The table entries that pairs with explicit positions read. An entry is a key's code minus a
+// The table entries that pairs with call positions read. An entry is a key's code minus a
 // query's code.
 class PlacedEntries {
   // The codes of tokens that read no entries: differences with them lie outside any table.

@@ -13,7 +13,7 @@
 namespace gnomon::device {
 
 // The key whose score is the row's shift; -1 if the row sees no key.
-GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
+GNOMON_DEVICE int TopKey(const Parameters& p, const HeadInputs& head, int i) {
   if (i >= p.queries) return -1;
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
   const Int64 row = (static_cast<Int64>(head.b) * p.heads + head.h) * p.queries + i;
@@ -25,7 +25,7 @@ GNOMON_DEVICE int TopKey(const Parameters& p, const HeadTerms& head, int i) {
 // amplify that rounding error, so sums over a row use slopes relative to these. The columns of the
 // row's token are split among its four lanes.
 template <class F, class C>
-GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadTerms& head, const Query& query,
+GNOMON_DEVICE Derivative TopSlopes(const Parameters& p, const HeadInputs& head, const Query& query,
                                    int i) {
   const int top = TopKey(p, head, i);
   float g = 0;
@@ -287,7 +287,7 @@ GNOMON_DEVICE void Backward(const Parameters& p) {
       ClearKeyTables<C>(p, p.d_relative_key_scores, b, own_head, begin + 16 * warp);
     }
     for (int h = first_h; h < last_h; ++h) {
-      const HeadTerms head = LoadHead<F, C>(p, b, h);
+      const HeadInputs head = LoadHead<F, C>(p, b, h);
       const TileWords<F, C, kKeys> other_words(p, b, h);
       if (kKeys && (h == first_h || p.interval_heads > 1)) {
         const QueryRange range(p, b, h, begin, end);

@@ -20,7 +20,7 @@
 //   kBias         0 none, 1 by offset, 2 by a layout
 //   kKeyBias      0 none, 1 one part, 2 two parts with a base
 //   kPairBias, kPairMask, kSegments, kTemperature, kSoftcap, kDropout
-//   kPositions    whether tokens have explicit positions
+//   kPositions    whether tokens have call positions (`positions=`)
 //   kPacked       whether the queries of a head are query heads at one position (Input::packed)
 //   kRelativeKeys, kRelativeValues, kRelativeQueries
 //   kRelativeSums whether a pass accumulates the sums for their gradients: a pass over keys those
@@ -109,11 +109,11 @@ constexpr int QueryWords(int row_scalars, bool distance, int key_bias, int segme
 // tokens. They are the gradients of the scalars of queries or, for distances without such scalars,
 // the sum of df, which is ds times the factor. With `head_sums`, these follow: the sum of ds, and
 // the sums of ds and of weights times f and times the slopes of head scalars.
-constexpr int SlopeTerms(int row_scalars, bool distance) {
+constexpr int SlopeSums(int row_scalars, bool distance) {
   return row_scalars > 0 ? row_scalars : distance ? 1 : 0;
 }
-constexpr int QueryTerms(int row_scalars, int head_scalars, bool distance, int head_sums) {
-  return SlopeTerms(row_scalars, distance) + head_sums * (3 + 2 * head_scalars);
+constexpr int QuerySums(int row_scalars, int head_scalars, bool distance, int head_sums) {
+  return SlopeSums(row_scalars, distance) + head_sums * (3 + 2 * head_scalars);
 }
 // The number of queries in a tile.
 constexpr int kOnePassStep = 32;

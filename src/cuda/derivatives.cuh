@@ -22,7 +22,7 @@ namespace gnomon::device {
 using cuda::DualLayout;
 using cuda::Tangents;
 
-// The tangents of a pair's inputs (see HeadTerms, Query and Key). Null pointers mean 0.
+// The tangents of a pair's inputs (see HeadInputs, Query and Key). Null pointers mean 0.
 struct HeadTangents {
   float factor;
   float t[3];
@@ -235,7 +235,7 @@ GNOMON_DEVICE Head HeadOrNull(const Array& array, int b, int h) {
 // ToDistances() has recomputed, are recomputed from token differences.
 template <class C, bool kKeys, int kTiles, class NormOfPair>
 GNOMON_DEVICE void ToDistanceTangents(float (&tangents)[kTiles][4], uint32 near,
-                                      const Parameters& p, const HeadTerms& head, int own,
+                                      const Parameters& p, const HeadInputs& head, int own,
                                       int other, const NormOfPair& norm) {
 #pragma unroll
   for (int n = 0; n < C::kStep / 8; ++n) {
@@ -274,8 +274,8 @@ GNOMON_DEVICE void ToDistanceTangents(float (&tangents)[kTiles][4], uint32 near,
 
 // The tangent of the terms that are added to c f.
 template <class C>
-GNOMON_DEVICE float AddedTangent(const Parameters& p, const HeadTerms& head, const HeadTangents& of,
-                                 const KeyTangents& k, int i, int j) {
+GNOMON_DEVICE float AddedTangent(const Parameters& p, const HeadInputs& head,
+                                 const HeadTangents& of, const KeyTangents& k, int i, int j) {
   float sum = 0;
   if (C::kBias == 1 && of.bias != nullptr) sum += of.bias[j - i + p.queries - 1];
   if (C::kBias == 2 && of.bias != nullptr) {
@@ -321,7 +321,7 @@ struct ScoreTangent {
 };
 // `temperature` is the query's; `f_tangent` is the tangent of score.f.
 template <class C>
-GNOMON_DEVICE ScoreTangent ScoreTangentOf(const HeadTerms& head, const HeadTangents& of,
+GNOMON_DEVICE ScoreTangent ScoreTangentOf(const HeadInputs& head, const HeadTangents& of,
                                           const QueryTangents& q, float temperature,
                                           const Score& score, float f_tangent,
                                           float added_tangent) {
@@ -341,7 +341,7 @@ GNOMON_DEVICE ScoreTangent ScoreTangentOf(const HeadTerms& head, const HeadTange
 // tangents of scores use tangents relative to it, because a large common part would leave rounding
 // errors. The columns of the row's token are split among its four lanes.
 template <class F, class C>
-GNOMON_DEVICE float TopTangent(const Parameters& p, const HeadTerms& head, const HeadTangents& of,
+GNOMON_DEVICE float TopTangent(const Parameters& p, const HeadInputs& head, const HeadTangents& of,
                                const Query& query, const QueryTangents& q, float temperature,
                                float score_shift, int i) {
   const int top = TopKey(p, head, i);
@@ -487,7 +487,7 @@ GNOMON_DEVICE void ForwardTangents(const Parameters& p) {
   const int b = index / p.heads;
   const int h = index % p.heads;
   const int key_head = h / p.group;
-  const HeadTerms head = LoadHead<F, C>(p, b, h);
+  const HeadInputs head = LoadHead<F, C>(p, b, h);
   const HeadTangents of_head = LoadHeadTangents<F, C>(p, b, h);
 
   const int* const lows = p.low + IntervalsOf(p, b, h);
@@ -718,7 +718,7 @@ struct DualSlopes {
   Number t[3];
 };
 template <class F, class D, class Number>
-GNOMON_DEVICE DualSlopes<Number> DualSlopesOf(float g, float g_tangent, const HeadTerms& head,
+GNOMON_DEVICE DualSlopes<Number> DualSlopesOf(float g, float g_tangent, const HeadInputs& head,
                                               const HeadTangents& of, const Query& query,
                                               const QueryTangents& q, const Key& key,
                                               const KeyTangents& k) {
@@ -923,7 +923,7 @@ GNOMON_DEVICE void BackwardTangents(const Parameters& p) {
       ClearKeyTables<C>(p, tangent.d_relative_key_scores, b, own_head, own);
     }
     for (int h = first_h; h < last_h; ++h) {
-      const HeadTerms head = LoadHead<F, C>(p, b, h);
+      const HeadInputs head = LoadHead<F, C>(p, b, h);
       const HeadTangents of_head = LoadHeadTangents<F, C>(p, b, h);
       if (kKeys && (h == first_h || p.interval_heads > 1)) {
         const QueryRange range(p, b, h, begin, end);

@@ -118,7 +118,7 @@ GNOMON_DEVICE float& PairAt(float (*pairs)[4], int r, int n, int c) {
 // hidden; it is set only if the tile may hold hidden keys with non-finite values. `begin`: the
 // block's first row.
 template <class F, class C, bool kPlain, int kRows, int kHidden>
-GNOMON_DEVICE void ScorePairs(const Parameters& p, const HeadTerms& head,
+GNOMON_DEVICE void ScorePairs(const Parameters& p, const HeadInputs& head,
                               const Query (&query)[kRows], const unsigned char* words,
                               const unsigned char* window, int begin, int first_row, int start,
                               float (*s)[4], float (&most)[kRows], uint32 (&hidden)[kHidden]) {
@@ -257,9 +257,9 @@ GNOMON_DEVICE void StoreRow(const Parameters& p, int b, int h, int i, int part, 
       }
     }
     if (pair == 0) {
-      p.partial_terms[to] = top;
-      p.partial_terms[p.parts * all + to] = sum;
-      p.partial_terms[2 * p.parts * all + to] = key;
+      p.partial_statistics[to] = top;
+      p.partial_statistics[p.parts * all + to] = sum;
+      p.partial_statistics[2 * p.parts * all + to] = key;
     }
     return;
   }
@@ -317,7 +317,7 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
   const int b = index / p.heads;
   const int h = index % p.heads;
   const int key_head = h / p.group;
-  const HeadTerms head = LoadHead<F, C>(p, b, h);
+  const HeadInputs head = LoadHead<F, C>(p, b, h);
 
   // Both ends of a query's range are monotonic in its position.
   const int* const lows = p.low + IntervalsOf(p, b, h);
@@ -510,16 +510,16 @@ GNOMON_DEVICE void Merge(const Parameters& p) {
   float top = -Infinity();
   float key = -1;
   for (int part = 0; part < p.parts; ++part) {
-    const float score = p.partial_terms[part * all + row];
+    const float score = p.partial_statistics[part * all + row];
     if (!(score > top)) continue;
     top = score;
-    key = p.partial_terms[(2 * p.parts + part) * all + row];
+    key = p.partial_statistics[(2 * p.parts + part) * all + row];
   }
   const float shift = top == -Infinity() ? 0.0f : top;
   float sum = 0;
   for (int part = 0; part < p.parts; ++part) {
-    sum += Exp2(p.partial_terms[part * all + row] - shift) *
-           p.partial_terms[(p.parts + part) * all + row];
+    sum += Exp2(p.partial_statistics[part * all + row] - shift) *
+           p.partial_statistics[(p.parts + part) * all + row];
   }
   const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
   const int i = static_cast<int>(row % p.queries);
@@ -529,7 +529,7 @@ GNOMON_DEVICE void Merge(const Parameters& p) {
     float o = 0;
     for (int part = 0; part < p.parts; ++part) {
       const Int64 from = part * all + row;
-      o += Exp2(p.partial_terms[from] - shift) * p.partial[from * p.value_dim + d];
+      o += Exp2(p.partial_statistics[from] - shift) * p.partial[from * p.value_dim + d];
     }
     o *= scale;
     if (p.o.data != nullptr) StorePair<C>(out.data, i * out.stride + d, o, 0.0f, 1);

@@ -245,7 +245,7 @@ GNOMON_DEVICE void ForwardOnHopper(const Parameters& p) {
   const int warp = Thread() / 32 % 4;
   const int lane = Thread() % 32;
   const int pair = 2 * (lane % 4);
-  const HeadTerms head = LoadHead<F, C>(p, b, h);
+  const HeadInputs head = LoadHead<F, C>(p, b, h);
   const int group_begin = begin + kGroupRows * group;
   const int group_end = Least(group_begin + kGroupRows, p.queries);
   // Between these bounds, all rows of the group see all keys.

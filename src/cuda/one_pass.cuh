@@ -100,16 +100,16 @@ struct TileSums {
   GNOMON_DEVICE float* Weights(int part) const {
     return first + cuda::SumsOfTokens(C::kDim, C::kStep) + part * 128;
   }
-  // Number n of cuda::QueryTerms() of a query in the tile.
+  // Number n of cuda::QuerySums() of a query in the tile.
   GNOMON_DEVICE float* Term(int n, int query) const {
     return first + cuda::SumsOfTokens(C::kDim, C::kStep) +
            cuda::SumsOfWeights(C::kStep, IsDistance<F>()) + n * C::kStep + query;
   }
-  static constexpr int kSlopeTerms = cuda::SlopeTerms(F::kRowScalars, IsDistance<F>());
+  static constexpr int kSlopeTerms = cuda::SlopeSums(F::kRowScalars, IsDistance<F>());
   // Whether the sum of df is a term.
   static constexpr bool kBalances = IsDistance<F>() && F::kRowScalars == 0;
   GNOMON_DEVICE static constexpr int TermCount() {
-    return cuda::QueryTerms(F::kRowScalars, F::kHeadScalars, IsDistance<F>(), C::kHeadSums);
+    return cuda::QuerySums(F::kRowScalars, F::kHeadScalars, IsDistance<F>(), C::kHeadSums);
   }
 
   float* first;
@@ -353,7 +353,7 @@ GNOMON_DEVICE void BackwardInOnePass(const Parameters& p) {
     }
   }
   for (int h = key_head * p.group; h < (key_head + 1) * p.group; ++h) {
-    const HeadTerms head = LoadHead<F, C>(p, b, h);
+    const HeadInputs head = LoadHead<F, C>(p, b, h);
     // With scalars, there are no registers for the addresses.
     const bool advances = C::kRowTiles == 1 || F::kRowScalars + F::kColumnScalars == 0;
     TileRows<C> query_rows(p.x, b, h, first, C::kDim, advances);
@@ -726,7 +726,7 @@ GNOMON_DEVICE void FinishQueries(const Parameters& p) {
     }
   }
   if (Sums::TermCount() > 0) {
-    const HeadTerms head = LoadHead<F, C>(p, b, h);
+    const HeadInputs head = LoadHead<F, C>(p, b, h);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = begin + lane / 4 + 8 * r;

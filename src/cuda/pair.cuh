@@ -30,7 +30,7 @@ struct Key {
   int place;
 };
 // The inputs of a score that come from the head, for one block.
-struct HeadTerms {
+struct HeadInputs {
   int b, h;
   Int64 position;  // QueryOffset()
   float factor;    // c
@@ -75,8 +75,8 @@ GNOMON_DEVICE float ValueAndSlopes(float g, const float* a, const float* b, cons
 }
 
 template <class F, class C>
-GNOMON_DEVICE HeadTerms LoadHead(const Parameters& p, int b, int h) {
-  HeadTerms head{};
+GNOMON_DEVICE HeadInputs LoadHead(const Parameters& p, int b, int h) {
+  HeadInputs head{};
   head.b = b;
   head.h = h;
   head.factor = p.factor[h];
@@ -113,7 +113,7 @@ GNOMON_DEVICE void SetFactors(Query& q, float factor, float temperature) {
 
 // Loads query i < Lq.
 template <class F, class C>
-GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadTerms& head, int i) {
+GNOMON_DEVICE Query LoadQuery(const Parameters& p, const HeadInputs& head, int i) {
   Query q{};
   const Int64 row = (static_cast<Int64>(head.b) * p.heads + head.h) * p.queries + i;
   const Int64 rows = static_cast<Int64>(p.batch) * p.heads * p.queries;
@@ -183,7 +183,7 @@ struct RowSoftmax {
   float shift, inverse, delta;
 };
 template <class F, class C>
-GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadTerms& head,
+GNOMON_DEVICE Query QueryOf(const unsigned char* words, int column, const HeadInputs& head,
                             RowSoftmax& softmax, float& temperature) {
   Query q{};
   words += 4 * column;
@@ -341,14 +341,14 @@ struct Score {
 // Adds up the entries that query i and key j read in a table.
 template <class C>
 GNOMON_DEVICE float SumOfPair(const Parameters& p, const LayoutParameters& layout,
-                              const float* table, const HeadTerms& head, int i, int j) {
+                              const float* table, const HeadInputs& head, int i, int j) {
   return SumOfEntries(layout, table, QueryPosition<C>(p, head.b, head.position, i),
                       KeyPosition<C>(p, head.b, head.position, j));
 }
 
 // The number that query i and key j read in the key's table. `table`: the head's table of key 0.
 template <class C>
-GNOMON_DEVICE float NumberOfKey(const Parameters& p, const float* table, const HeadTerms& head,
+GNOMON_DEVICE float NumberOfKey(const Parameters& p, const float* table, const HeadInputs& head,
                                 int i, int j) {
   const int number = NumberInKeyTable<C>(p, head.b, head.position, i, j);
   return number < 0 ? 0.0f : table[j * KeyTableStep(p) + number];
@@ -368,7 +368,7 @@ struct Whether {
 // pair's bias has index `diagonal`. `kInside`: whether the pair is guaranteed to be within the
 // query's key interval.
 template <class F, class C, bool kInside>
-GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadTerms& head, const Query& q,
+GNOMON_DEVICE Score ScoreOf(const Parameters& p, const HeadInputs& head, const Query& q,
                             const Key& k, int i, int j, float g, const unsigned char* window,
                             int diagonal) {
   Score s{};
@@ -524,8 +524,8 @@ GNOMON_DEVICE uint32 RecomputeNear(float (*s)[4], const NormsOfPair& norms,
 // other + 8 n + 1. With `kKeys`, the block's own rows are keys. Returns the pairs that were
 // recomputed, as bits 4 n + e.
 template <class C, bool kKeys, class NormsOfPair>
-GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadTerms& head, int own,
-                                 int other, const NormsOfPair& norms) {
+GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadInputs& head,
+                                 int own, int other, const NormsOfPair& norms) {
   if (!ConvertProducts<C>(s, norms)) return 0;
   const auto distance_of = [&](int own_row, int other_row, float& g) {
     const int i = kKeys ? other + other_row : own + own_row;

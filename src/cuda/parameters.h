@@ -164,7 +164,7 @@ struct Parameters {
   int interval_heads;  // H with narrowed intervals (skipping.cuh), otherwise 1
   int* low;            // (B, interval_heads, Lq): first visible key
   int* high;           // (B, interval_heads, Lq): one past the last visible key
-  // With explicit positions, both are ascending bounds of the visible keys. Keys between them may
+  // With call positions, both are ascending bounds of the visible keys. Keys between them may
   // be hidden. A place is a position relative to that of the batch element's first query (origins).
   Int64* origins;     // (B)
   int* query_places;  // (B, Lq)
@@ -197,8 +197,8 @@ struct Parameters {
   float* statistics;  // (3, B, H, Lq)
   int parts;          // number of parts of the keys; their results are merged
   int tiles_in_part;
-  float* partial;        // (parts, B, H, Lq, Dv): sums of weights times values
-  float* partial_terms;  // (3, parts, B, H, Lq): like statistics
+  float* partial;             // (parts, B, H, Lq, Dv): sums of weights times values
+  float* partial_statistics;  // (3, parts, B, H, Lq): like statistics
 
   // Backward pass.
   Array d_o;

@@ -164,7 +164,7 @@ void Plan::Forward(const Output& out) {
   c.kParts = p_.parts > 1 ? 1 : 0;
   if (p_.parts > 1) {
     p_.partial = context_.New<float>(Size(p_.parts * context_.rows() * n_.value_dim));
-    p_.partial_terms = context_.New<float>(Size(3 * p_.parts * context_.rows()));
+    p_.partial_statistics = context_.New<float>(Size(3 * p_.parts * context_.rows()));
   }
   const int words = KeyWords(function_.column_scalars, distance_, Int(c.kKeyBias), Int(c.kSegments),
                              Int(c.kPositions));
@@ -424,7 +424,7 @@ void Plan::PassOverPairs(Constants c, const Gradient& gradient) {
   const int rows_in_block = Int(16 * c.kRowTiles * c.kWarps);
   const int64_t tiles = context_.heads() * Up(n_.queries, c.kStep);
   const int terms =
-      QueryTerms(function_.row_scalars, function_.head_scalars, distance_, Int(c.kHeadSums));
+      QuerySums(function_.row_scalars, function_.head_scalars, distance_, Int(c.kHeadSums));
   const int64_t sums = tiles * SumsOfTile(Int(c.kDim), Int(c.kStep), distance_, terms);
   p_.query_word_count = QueryWords(function_.row_scalars, distance_, 0, 0, 0, 0, 0, 1);
   const int64_t words = tiles * p_.query_word_count * c.kStep;

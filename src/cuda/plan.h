@@ -30,7 +30,7 @@ class Plan {
   const std::string& kernels() const { return context_.kernels(); }
 
  protected:
-  // Computes the places of tokens and, from explicit positions, bounds of the keys that each query
+  // Computes the places of tokens and, from call positions, bounds of the keys that each query
   // attends to. `c`: the constants of row-wise kernels.
   void PreparePositions(const Constants& c);
   // Whether intervals of keys are narrowed to those with weights above the tolerance.

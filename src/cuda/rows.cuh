@@ -110,7 +110,7 @@ GNOMON_DEVICE int LargestOfWarp(int a) {
   return a;
 }
 
-// With explicit positions, computes the first visible key of each query and the key after the last
+// With call positions, computes the first visible key of each query and the key after the last
 // one, with one warp per query of each batch element. If no key is visible, these are Lk and 0.
 template <class C>
 GNOMON_DEVICE void FindVisibleKeys(const Parameters& p) {

@@ -159,7 +159,7 @@ GNOMON_DEVICE void NarrowIntervals(const Parameters& p) {
   const int h = static_cast<int>(row / p.queries % p.heads);
   const int b = static_cast<int>(row / p.queries / p.heads);
   const int key_head = h / p.group;
-  const HeadTerms head = LoadHead<F, C>(p, b, h);
+  const HeadInputs head = LoadHead<F, C>(p, b, h);
   const Query query = LoadQuery<F, C>(p, head, i);
   int low = query.low;
   int high = query.high;

@@ -211,13 +211,13 @@ GNOMON_DEVICE void LoadTurned(float (&x)[kPiece], const TokenMap& map, const Map
   }
 }
 
-// The terms of a token whose last column is z.
+// The values of a token whose last column is z.
 template <class C>
-GNOMON_DEVICE void FindTerms(const TokenMap& map, float z, HeightTerms<float>& terms) {
-  if (C::kMap == 1) UmbralTerms<false>(map.number, map.farthest, z, terms);
-  if (C::kMap == 2) UmbralTerms<true>(map.number, map.farthest, z, terms);
-  if (C::kMap == 3) PenumbralTerms<false>(map.number, z, terms);
-  if (C::kMap == 4) PenumbralTerms<true>(map.number, z, terms);
+GNOMON_DEVICE void FindValues(const TokenMap& map, float z, HeightValues<float>& values) {
+  if (C::kMap == 1) UmbralValues<false>(map.number, map.farthest, z, values);
+  if (C::kMap == 2) UmbralValues<true>(map.number, map.farthest, z, values);
+  if (C::kMap == 3) PenumbralValues<false>(map.number, z, values);
+  if (C::kMap == 4) PenumbralValues<true>(map.number, z, values);
 }
 template <class C>
 GNOMON_DEVICE int ScalarsOfMap() {
@@ -233,11 +233,11 @@ GNOMON_DEVICE void MapTokens(const Parameters& p) {
   if (at.row >= side.rows) return;
   const unsigned char* const token = RowOf(side.tokens, C::kTokenType, at, at.row);
   unsigned char* const mapped = RowOf(side.mapped, C::kType, at, at.row);
-  HeightTerms<float> terms;
+  HeightValues<float> values;
   int columns = side.columns;
   if (C::kMap != 0) {
     --columns;
-    FindTerms<C>(map, LoadNumber(C::kTokenType, token, columns), terms);
+    FindValues<C>(map, LoadNumber(C::kTokenType, token, columns), values);
   }
   for (int column = kPiece * at.lane; column < side.width;
        column += kPiece * cuda::LanesOfToken(C::kDim)) {
@@ -245,14 +245,14 @@ GNOMON_DEVICE void MapTokens(const Parameters& p) {
     LoadTurned<C>(x, map, at, at.row, C::kTokenType, token, column, side.columns, map.back != 0);
     if (C::kMap != 0) {
 #pragma unroll
-      for (int n = 0; n < kPiece; ++n) x[n] = column + n < columns ? terms.m * x[n] : 0.0f;
+      for (int n = 0; n < kPiece; ++n) x[n] = column + n < columns ? values.m * x[n] : 0.0f;
     }
     StorePiece<C>(x, C::kType, mapped, column, side.width);
   }
   if (at.lane != 0) return;
 #pragma unroll
   for (int n = 0; n < ScalarsOfMap<C>(); ++n) {
-    side.scalars[n * at.count + at.index] = terms.scalar[n];
+    side.scalars[n * at.count + at.index] = values.scalar[n];
   }
 }
 
@@ -301,8 +301,8 @@ GNOMON_DEVICE void MapTokensBackward(const Parameters& p) {
   unsigned char* const d_token = RowOf(side.d_tokens, C::kTokenType, at, row);
   const bool has_mapped = side.mapped.data != nullptr;
   const unsigned char* const d_mapped = RowOf(side.mapped, C::kType, at, row);
-  HeightTerms<float> terms;
-  if (C::kMap != 0) FindTerms<C>(map, LoadNumber(C::kTokenType, token, columns), terms);
+  HeightValues<float> values;
+  if (C::kMap != 0) FindValues<C>(map, LoadNumber(C::kTokenType, token, columns), values);
   // A piece that is stored later, because it may contain the height.
   float last[kPiece] = {};
   int last_column = -1;
@@ -322,7 +322,7 @@ GNOMON_DEVICE void MapTokensBackward(const Parameters& p) {
 #pragma unroll
       for (int n = 0; n < kPiece; ++n) {
         if (column + n < columns) product = Fma(d[n], x[n], product);
-        d[n] = terms.m * d[n];
+        d[n] = values.m * d[n];
       }
     }
     if (column + kPiece <= columns) {
@@ -336,11 +336,11 @@ GNOMON_DEVICE void MapTokensBackward(const Parameters& p) {
   for (int mask = lanes / 2; mask > 0; mask /= 2) product += ShuffleXor(product, mask);
   if (last_column < 0 || !exists) return;
   if (C::kMap != 0) {
-    float d_z = has_mapped ? terms.dm * product : 0.0f;
+    float d_z = has_mapped ? values.dm * product : 0.0f;
     if (side.scalars != nullptr) {
 #pragma unroll
       for (int n = 0; n < ScalarsOfMap<C>(); ++n) {
-        d_z += terms.d_scalar[n] * side.scalars[n * at.count + at.index];
+        d_z += values.d_scalar[n] * side.scalars[n * at.count + at.index];
       }
     }
 #pragma unroll

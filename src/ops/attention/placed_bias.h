@@ -1,4 +1,4 @@
-// Offset biases for tokens with explicit positions. The range of offsets depends on data, and
+// Offset biases for tokens with call positions. The range of offsets depends on data, and
 // shapes in a traced call cannot, so the operator receives the parameters of the biases and builds
 // their table itself.
 #ifndef GNOMON_OPS_ATTENTION_PLACED_BIAS_H_

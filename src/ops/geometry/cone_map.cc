@@ -211,14 +211,14 @@ MapGradients MapBackwardCpu(const OptionalTensor& d_x, const OptionalTensor& d_r
 }
 
 // The following functions compute the same map with PyTorch operators, on any device.
-struct TensorTerms {
+struct TensorValues {
   at::Tensor m;
   at::Tensor dm;
   std::vector<at::Tensor> scalars;
   std::vector<at::Tensor> d_scalars;
 };
 
-TensorTerms UmbralTerms(const at::Tensor& z, bool as_is, double r) {
+TensorValues UmbralValues(const at::Tensor& z, bool as_is, double r) {
   const double by_sinh = 1 / std::sinh(r);
   if (as_is) return {at::full_like(z, by_sinh), at::zeros_like(z), {z}, {at::ones_like(z)}};
   const at::Tensor h = z.clamp(-kFarthest, kFarthest).exp();
@@ -226,7 +226,7 @@ TensorTerms UmbralTerms(const at::Tensor& z, bool as_is, double r) {
   return {h * by_sinh, slope * by_sinh, {h}, {slope}};
 }
 
-TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
+TensorValues PenumbralValues(const at::Tensor& z, bool as_is, double r) {
   at::Tensor u, rest, slope, m, dm;
   if (as_is) {
     const at::Tensor share = z / r;
@@ -261,12 +261,12 @@ TensorTerms PenumbralTerms(const at::Tensor& z, bool as_is, double r) {
 }
 
 // Checks the names as FindMap does.
-TensorTerms TermsOf(const at::Tensor& tokens, std::string_view function, std::string_view map,
-                    double r) {
+TensorValues MapValuesOf(const at::Tensor& tokens, std::string_view function, std::string_view map,
+                         double r) {
   FindMap(function, map, r);
   const at::Tensor z = tokens.select(3, tokens.size(3) - 1);
-  if (function == "umbral") return UmbralTerms(z, map == "none", r);
-  return PenumbralTerms(z, map == "none", r);
+  if (function == "umbral") return UmbralValues(z, map == "none", r);
+  return PenumbralValues(z, map == "none", r);
 }
 
 MapOutputs MapForwardComposite(const at::Tensor& q, const at::Tensor& k, std::string_view function,
@@ -278,12 +278,12 @@ MapOutputs MapForwardComposite(const at::Tensor& q, const at::Tensor& k, std::st
   const Rotations rotations = RotationsOf(q_cosine, q_sine, k_cosine, k_sine, block);
   const auto mapped = [&](const at::Tensor& raw, const PendingRotation& rotation) {
     const at::Tensor tokens = RotatedTokens(raw, rotation);
-    const TensorTerms terms = TermsOf(tokens, function, map, r);
+    const TensorValues values = MapValuesOf(tokens, function, map, r);
     const int64_t columns = tokens.size(3) - 1;
     const int64_t padding = (kColumnStep - columns % kColumnStep) % kColumnStep;
-    const at::Tensor x = terms.m.unsqueeze(3) * tokens.narrow(3, 0, columns);
+    const at::Tensor x = values.m.unsqueeze(3) * tokens.narrow(3, 0, columns);
     return std::pair(InType(at::constant_pad_nd(x, {0, padding}), type.value_or(q.scalar_type())),
-                     at::stack(terms.scalars));
+                     at::stack(values.scalars));
   };
   const auto [x, row_scalars] = mapped(q, rotations[0]);
   const auto [y, column_scalars] = mapped(k, rotations[1]);
@@ -302,18 +302,18 @@ MapGradients MapBackwardComposite(const OptionalTensor& d_x, const OptionalTenso
   const auto gradient = [&](const at::Tensor& raw, const OptionalTensor& d_tokens,
                             const OptionalTensor& d_scalars, const PendingRotation& rotation) {
     const at::Tensor tokens = RotatedTokens(raw, rotation);
-    const TensorTerms terms = TermsOf(tokens, function, map, r);
+    const TensorValues values = MapValuesOf(tokens, function, map, r);
     const int64_t columns = tokens.size(3) - 1;
     const at::Tensor w = tokens.narrow(3, 0, columns);
     at::Tensor d_w = at::zeros_like(w);
-    at::Tensor d_z = at::zeros_like(terms.m);
+    at::Tensor d_z = at::zeros_like(values.m);
     if (d_tokens) {
       const at::Tensor d = InType(*d_tokens, tokens.scalar_type()).narrow(3, 0, columns);
-      d_w = terms.m.unsqueeze(3) * d;
-      d_z = terms.dm * (d * w).sum(3);
+      d_w = values.m.unsqueeze(3) * d;
+      d_z = values.dm * (d * w).sum(3);
     }
-    for (size_t s = 0; d_scalars && s < terms.d_scalars.size(); ++s) {
-      d_z = d_z + terms.d_scalars[s] * d_scalars->select(0, static_cast<int64_t>(s));
+    for (size_t s = 0; d_scalars && s < values.d_scalars.size(); ++s) {
+      d_z = d_z + values.d_scalars[s] * d_scalars->select(0, static_cast<int64_t>(s));
     }
     return GradientOfRaw(at::cat({d_w, d_z.unsqueeze(3)}, 3), raw, rotation);
   };

@@ -20,7 +20,7 @@ at::Tensor Bias(const Component& /*component*/, const std::vector<at::Tensor>& t
                 const KeyBiasCall& call) {
   const at::Tensor gates = tensors[0].clamp_min(kClosed);
   if (!call.key_order) return -at::cumsum(gates, 2, at::kDouble);
-  // With segments or explicit positions, accumulates each segment separately, in order of position.
+  // With segments or call positions, accumulates each segment separately, in order of position.
   const at::Tensor& order = *call.key_order;
   const std::vector<c10::SymInt> sizes = {order.sym_size(0), gates.sym_size(1), order.sym_size(1)};
   const auto over_heads = [&](const at::Tensor& columns) {
