@@ -16,6 +16,7 @@
 #include "gnomon/torch/nn.h"
 #include "models/grid_position.h"
 #include "models/transformer.h"
+#include "models/vision_transformer.h"
 #include "training/options.h"
 #include "training/terms.h"
 
@@ -24,14 +25,8 @@ namespace gnomon::lab {
 // Number of steps from an image to noise.
 inline constexpr int64_t kTimesteps = 1000;
 
-#define GNOMON_DIFFUSION_MODEL_OPTIONS(OPTION)                                                   \
-  /* The height and width of an image. */                                                        \
-  OPTION(std::vector<int64_t>, size, {}, .lowest = 1, .highest = 65536, .has_flag = false)       \
-  OPTION(int64_t, channels, 1, .lowest = 1, .highest = 4096, .has_flag = false)                  \
-  OPTION(int64_t, classes, 1, .lowest = 1, .has_flag = false)                                    \
-  OPTION(int64_t, patch, 4,                                                                      \
-         .help = "Patch size in pixels (a patch is a token); must divide each side of an image", \
-         .lowest = 1, .highest = 65536)                                                          \
+#define GNOMON_DIFFUSION_MODEL_OPTIONS(OPTION) \
+  GNOMON_PATCH_OPTIONS(OPTION)                 \
   GNOMON_TRANSFORMER_SIZES(OPTION, 128, 4, 4, 512)
 
 struct DiffusionModelOptions {

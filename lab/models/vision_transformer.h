@@ -18,14 +18,17 @@
 
 namespace gnomon::lab {
 
+#define GNOMON_PATCH_OPTIONS(OPTION)                                                             \
+  /* The length of each axis of a training image. */                                             \
+  OPTION(std::vector<int64_t>, size, {}, .lowest = 1, .highest = 65536, .has_flag = false)       \
+  OPTION(int64_t, channels, 1, .lowest = 1, .highest = 4096, .has_flag = false)                  \
+  OPTION(int64_t, classes, 1, .lowest = 1, .has_flag = false)                                    \
+  OPTION(int64_t, patch, 4,                                                                      \
+         .help = "Patch size in pixels (a patch is a token); must divide each side of an image", \
+         .lowest = 1, .highest = 65536)
+
 #define GNOMON_VISION_TRANSFORMER_OPTIONS(OPTION)                                                  \
-  /* The length of each axis of a training image. */                                               \
-  OPTION(std::vector<int64_t>, size, {}, .lowest = 1, .highest = 65536, .has_flag = false)         \
-  OPTION(int64_t, channels, 1, .lowest = 1, .highest = 4096, .has_flag = false)                    \
-  OPTION(int64_t, classes, 1, .lowest = 1, .has_flag = false)                                      \
-  OPTION(int64_t, patch, 4,                                                                        \
-         .help = "Patch size in pixels (a patch is a token); must divide each side of an image",   \
-         .lowest = 1, .highest = 65536)                                                            \
+  GNOMON_PATCH_OPTIONS(OPTION)                                                                     \
   OPTION(std::string, stem, "patches",                                                             \
          .help =                                                                                   \
              "Stem: patches (a linear map of each patch) or conv (3 x 3 convolutions with stride " \

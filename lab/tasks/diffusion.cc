@@ -203,14 +203,7 @@ class DiffusionTask final : public Task {
     data_ = ReadImages(path, {"images", 2}, reads_training_, model_.classes);
     if (reads_training_) CheckPixels(path, "train", data_.train);
     CheckPixels(path, "valid", data_.valid);
-    // A model that was read from a file already has these settings.
-    if (model_.size.empty()) {
-      model_.size = data_.train.size();
-      model_.channels = data_.train.channels();
-      model_.classes = data_.classes;
-      CheckRanges(InSection("model", model_.Options()), path);
-    }
-    CheckPatches(model_.patch, model_.size);
+    TakeSizes(data_, path, &model_);
     if (data_.classes != model_.classes) {
       throw Error(StrCat(path, ": the array 'train.labels' has ", data_.classes,
                          " classes, but the model has ", model_.classes));

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "models/vision_transformer.h"
+#include "training/options.h"
+
 namespace gnomon::lab {
 
 struct LabelledImages {
@@ -56,6 +59,20 @@ struct ImageData {
 // must be below `classes`. Throws an Error that names the file, the array and the fault.
 ImageData ReadImages(const std::string& path, const ImageKind& kind, bool has_training,
                      int64_t classes);
+
+// Sets the sizes of a model's images and its number of classes to those of the training split,
+// unless the model was read from a file, which contains them. Checks them, and that patches fit.
+// `path`: the data.
+template <class Model>
+void TakeSizes(const ImageData& data, const std::string& path, Model* model) {
+  if (model->size.empty()) {
+    model->size = data.train.size();
+    model->channels = data.train.channels();
+    model->classes = data.classes;
+    CheckRanges(InSection("model", model->Options()), path);
+  }
+  CheckPatches(model->patch, model->size);
+}
 
 // Resizes images (B, C, axes...) by linear interpolation along each axis between pixel centres.
 torch::Tensor Resized(const torch::Tensor& images, const std::vector<int64_t>& size);

@@ -171,14 +171,7 @@ class ImageTask : public Task {
   void ReadData(const std::string& path) override {
     data_ = ReadImages(path, kind_, /*has_training=*/is_trained_, model_.classes);
     if (is_trained_) pixels_ = data_.DescribePixels();
-    // A model that was read from a file already has these settings.
-    if (model_.size.empty()) {
-      model_.size = data_.train.size();
-      model_.channels = data_.train.channels();
-      model_.classes = data_.classes;
-      CheckRanges(InSection("model", model_.Options()), path);
-    }
-    CheckPatches(model_.patch, model_.size);
+    TakeSizes(data_, path, &model_);
   }
   std::string HoldOut() override {
     const int64_t count = data_.HoldOut(kind_.array);
