@@ -38,7 +38,7 @@ def torch_requirement(name: str) -> str:
         return f"torch>={RELEASES[0]},<{major}.{int(minor) + 1}"
     version = installed_torch(name).partition("+")[0]
     # Patch releases of the same minor release share an ABI; pre-release builds may not.
-    match = re.fullmatch(r"(\d+\.\d+)\.\d+", version)
+    match = re.fullmatch(r"(\d+\.\d+)\.\d+(\.post\d+)?", version)
     return f"torch=={match[1]}.*" if match else f"torch=={version}"
 
 

@@ -8,7 +8,7 @@
 # which have the same ABI. A pre-release version is its own release.
 function(gnomon_torch_release version release)
   set(${release} ${version} PARENT_SCOPE)
-  if(version MATCHES "^([0-9]+\\.[0-9]+)\\.[0-9]+(\\+.*)?$")
+  if(version MATCHES "^([0-9]+\\.[0-9]+)\\.[0-9]+(\\.post[0-9]+)?(\\+.*)?$")
     set(${release} ${CMAKE_MATCH_1} PARENT_SCOPE)
   endif()
 endfunction()

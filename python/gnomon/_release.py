@@ -53,7 +53,7 @@ def release_of(version: str) -> str:
 
     A pre-release version, such as a nightly build, is returned unchanged.
     """
-    match = re.fullmatch(r"(\d+\.\d+)\.\d+(\+.*)?", version)
+    match = re.fullmatch(r"(\d+\.\d+)\.\d+(\.post\d+)?(\+.*)?", version)
     return match[1] if match else version
 
 
@@ -87,7 +87,8 @@ def is_too_old(version: str) -> bool:
 def _remedy() -> str:
     """Returns what to do if there are no libraries for this PyTorch, or if they do not load."""
     if SOURCES is not None:
-        return "run: python -m gnomon.build"
+        has_core = os.path.exists(_HERE / "lib" / library_name("gnomon_core"))
+        return "run: python -m gnomon.build" if has_core else "reinstall gnomon"
     return (
         "rebuild it with this interpreter (`make build`, or `pip install --no-build-isolation .`)"
     )

@@ -125,7 +125,7 @@ def test_the_wheels_share_no_file_and_the_library_has_nothing_of_the_lab(library
     [
         (
             ["2.15"],
-            ["2.15.0", "2.15.0+cpu", "2.15.1+cu132"],
+            ["2.15.0", "2.15.0+cpu", "2.15.1+cu132", "2.15.1.post2"],
             ["2.14.1", "2.16.0", "2.15.0.dev1+cpu"],
         ),
         (["2.11", "2.12"], ["2.11.0", "2.12.1+cu130"], ["2.10.2", "2.13.0", "2.1.1"]),
@@ -399,6 +399,9 @@ def test_a_library_that_does_not_load_says_why_and_what_to_do(other):
             f"{cause}; this installation has libraries for PyTorch {held}; run: python -m "
             "gnomon.build"
         )
+    # gnomon.build needs the core.
+    (other / "gnomon/lib/libgnomon_core.so").unlink()
+    assert fails(other, "-c", "import gnomon")[-1].endswith("; reinstall gnomon")
 
 
 def test_import_needs_no_cache(site, tmp_path):
