@@ -10,7 +10,8 @@
 namespace gnomon {
 
 // Check the arguments and the graph, throwing Error if one is invalid. T is float or double, and
-// `function` is the function of the table in `of`. Results do not depend on the number of workers.
+// `function` is the function of the table in `of`; it must have a table (FindDualTable), which the
+// inner product does not need in `of`. Results do not depend on the number of workers.
 template <class T>
 void DifferentiateAttention(const PairFunction& function, const AttentionDerivatives<T>& of,
                             const Executor& executor);

@@ -37,7 +37,7 @@ const DualTableOf<double>* FindDualTable(const PairFunction& function) {
   const std::vector<const PairFunction*>& own = PairFunctions();
   const auto found = std::find(own.begin(), own.end(), &function);
   if (found == own.end()) return FindAddedDoubles(function);
-  return &DoubleTable(static_cast<size_t>(found - own.begin()));
+  return DoubleTable(static_cast<size_t>(found - own.begin()));
 }
 
 const PairTableOf<double>* FindDoubleTable(const PairFunction& function) {

@@ -20,8 +20,11 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Table n is that of entry n.
-const DualTableOf<double>* Table(size_t n) {
+// Table n is that of entry n; null if this instruction set has no kernels.
+const DualTableOf<double>* Table([[maybe_unused]] size_t n) {
+#if GNOMON_HAS_NO_KERNELS
+  return nullptr;
+#else
   using namespace GNOMON_KERNELS;  // NOLINT: the definitions
 #define GNOMON_ENTRY(Struct, name)                               \
   {&TableOf<derived::Complete<Struct, derived::Struct>::Type>(), \
@@ -29,6 +32,7 @@ const DualTableOf<double>* Table(size_t n) {
   static const DualTableOf<double> kTables[] = {GNOMON_DOUBLE_ENTRIES(GNOMON_ENTRY)};
 #undef GNOMON_ENTRY
   return &kTables[n];
+#endif
 }
 
 }  // namespace
@@ -50,7 +54,7 @@ namespace {
 HWY_EXPORT(Table);
 
 // Table n for the selected instruction set.
-const DualTableOf<double>& DoubleTable(size_t n) { return *HWY_DYNAMIC_DISPATCH(Table)(n); }
+const DualTableOf<double>* DoubleTable(size_t n) { return HWY_DYNAMIC_DISPATCH(Table)(n); }
 
 }  // namespace
 
@@ -59,7 +63,7 @@ const PairFunction& GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)();
 
 namespace {
 
-const DualTableOf<double>& OnlyTable() { return DoubleTable(0); }
+const DualTableOf<double>* OnlyTable() { return DoubleTable(0); }
 [[maybe_unused]] const bool added =
     AddDualTable(GNOMON_PAIR_FUNCTION(GNOMON_DEFINITION)(), OnlyTable);
 

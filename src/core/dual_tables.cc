@@ -34,7 +34,7 @@ const DualTableOf<T>* Find(const PairFunction& function) {
   Tables<T>& tables = AllTables<T>();
   const std::lock_guard<std::mutex> lock(tables.mutex);
   const auto found = tables.by_function.find(&function);
-  return found == tables.by_function.end() ? nullptr : &found->second();
+  return found == tables.by_function.end() ? nullptr : found->second();
 }
 
 }  // namespace

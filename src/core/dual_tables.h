@@ -7,17 +7,18 @@
 
 namespace gnomon {
 
-// Returns the table for the selected instruction set.
+// Returns the table for the selected instruction set; null if the set has no kernels.
 template <class T>
-using GetDualTable = const DualTableOf<T>& (*)();
+using GetDualTable = const DualTableOf<T>* (*)();
 
 // Always return true, so that the initializer of a static variable can call them at load time. For
 // doubles, only pair functions that are not part of the library are added.
 bool AddDualTable(const PairFunction& function, GetDualTable<float> get);
 bool AddDualTable(const PairFunction& function, GetDualTable<double> get);
 
-// Returns null if there is no table. The environment variable GNOMON_FLOAT64 can exclude the tables
-// for doubles, so that tests can use the reference; Error is thrown if its value is invalid.
+// Returns null if there is no table: for doubles, on x86 processors without AVX2. The environment
+// variable GNOMON_FLOAT64 can exclude the tables for doubles, so that tests can use the reference;
+// Error is thrown if its value is invalid.
 template <class T>
 const DualTableOf<T>* FindDualTable(const PairFunction& function);
 template <>

@@ -15,6 +15,17 @@ namespace gnomon {
 namespace HWY_NAMESPACE {
 namespace {
 
+#if GNOMON_HAS_NO_KERNELS
+
+// There are no tables with which these could be called.
+void Forward(const PairTableOf<double>&, const AttentionInput<double>&,
+             const AttentionOutput<double>&, const Executor&) {}
+void Backward(const PairTableOf<double>&, const AttentionInput<double>&,
+              const AttentionBackwardInput<double>&, const AttentionGradient<double>&,
+              const Executor&) {}
+
+#else
+
 void Forward(const PairTableOf<double>& table, const AttentionInput<double>& in,
              const AttentionOutput<double>& out, const Executor& executor) {
   GNOMON_KERNELS::ForwardPass<GNOMON_KERNELS::ByTable>(table, in, out, executor).Run();
@@ -25,6 +36,8 @@ void Backward(const PairTableOf<double>& table, const AttentionInput<double>& in
               const AttentionGradient<double>& gradient, const Executor& executor) {
   GNOMON_KERNELS::BackwardPass<GNOMON_KERNELS::ByTable>(table, in, saved, gradient, executor).Run();
 }
+
+#endif
 
 }  // namespace
 // NOLINTNEXTLINE(google-readability-namespace-comments)

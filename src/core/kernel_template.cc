@@ -121,7 +121,7 @@ HWY_EXPORT(InlinedBackward);
 // The table for the selected instruction set.
 const PairTable& ChosenTable() { return *HWY_DYNAMIC_DISPATCH(Table)(); }
 
-const DualTable& ChosenDualTable() { return *HWY_DYNAMIC_DISPATCH(TableOfDuals)(); }
+const DualTable* ChosenDualTable() { return HWY_DYNAMIC_DISPATCH(TableOfDuals)(); }
 
 void Forward(const AttentionInput<float>& in, const AttentionOutput<float>& out,
              const Executor& executor) {

@@ -1,6 +1,6 @@
 // To keep the library small, sources that include this file first are compiled for fewer
 // instruction sets: on x86, AVX3, AVX2 and the baseline. Highway then dispatches to the best of
-// these that is not above the selected one.
+// these that is not above the selected one. For doubles, the baseline has no kernels (real.h).
 #ifndef GNOMON_SRC_CPU_FEW_TARGETS_H_
 #define GNOMON_SRC_CPU_FEW_TARGETS_H_
 

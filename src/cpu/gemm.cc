@@ -19,6 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace gnomon {
 namespace GNOMON_KERNELS {
+#if !GNOMON_HAS_NO_KERNELS
 namespace {
 
 // Computes one register block of C: kRows rows by kVectors vectors, over all of k.
@@ -136,6 +137,7 @@ double CountFlops(const std::atomic<bool>& stop) {
 }
 
 }  // namespace
+#endif
 #endif
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace GNOMON_KERNELS

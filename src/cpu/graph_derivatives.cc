@@ -103,7 +103,13 @@ namespace HWY_NAMESPACE {
 namespace {
 
 void DifferentiateEdges(const GraphDerivatives<GNOMON_REAL>& of, const Executor& executor) {
+#if GNOMON_HAS_NO_KERNELS
+  static_cast<void>(of);
+  static_cast<void>(executor);
+  HWY_ABORT("this instruction set has no derivatives for doubles");
+#else
   GNOMON_KERNELS::GraphPass(of, executor).Run();
+#endif
 }
 
 }  // namespace

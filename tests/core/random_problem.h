@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dual_tables.h"
 #include "gnomon/attention.h"
 #include "gtest/gtest.h"
 #include "test_definitions.h"
@@ -766,6 +767,9 @@ void OnEveryTarget(const Body& body) {
     body();
   }
 }
+
+// Whether the current instruction set has kernels for doubles.
+inline bool HasDoubles() { return FindDualTable<double>(FindPairFunction("dot")) != nullptr; }
 
 // The rounding error of doubles relative to that of floats.
 constexpr double kRoundingOfDoubles = 0x1p-29;
