@@ -148,7 +148,7 @@ test-core: .venv/.setup ## build and test only the core, for all instruction set
 
 # This uses a separate clone, whose .venv has the oldest supported PyTorch.
 .PHONY: test-oldest
-test-oldest: ## run all tests with the oldest supported PyTorch, in build-oldest
+test-oldest: ## clone the last commit and run `make test` with the oldest supported PyTorch
 	@scripts/setup oldest
 	$(MAKE) -C build-oldest/tree PYTHON="$(CURDIR)/build-oldest/python/bin/python" test
 

@@ -34,10 +34,11 @@ void CheckTransformer(const std::string& where, int64_t dim, int64_t heads, doub
   if (dropout == 1) throw Error(StrCat(where, ": dropout is 1; expected a probability below 1"));
 }
 
-void CheckReaches(const std::optional<int64_t>& most, int64_t needed, const std::string& why) {
+void CheckReaches(const std::optional<int64_t>& most, int64_t needed, const std::string& why,
+                  const std::string& or_else) {
   if (!most || *most >= needed) return;
   throw Error(StrCat("the position is defined only up to length ", *most, ", but ", why,
-                     "; choose a position without a maximum length"));
+                     "; choose a position without a maximum length", or_else));
 }
 
 bool IsGated(const std::string& activation) {

@@ -75,8 +75,9 @@ TransformerOptions ToTransformer(const Model& model, const std::string& similari
 }
 
 // Throws Error if a position, which is defined for at most `most` tokens, is not for `needed`
-// tokens. `why` says that so many are needed.
-void CheckReaches(const std::optional<int64_t>& most, int64_t needed, const std::string& why);
+// tokens. `why` says that so many are needed; `or_else`, what else the user can do.
+void CheckReaches(const std::optional<int64_t>& most, int64_t needed, const std::string& why,
+                  const std::string& or_else = "");
 
 // The number of tokens of the first call of a model that is trained on rows of `longest` tokens. A
 // position on a grid, which has a maximum length, needs tokens for the entire grid.

@@ -591,7 +591,7 @@ std::string TranslationTask::TrainedAs(const TrainingOptions& training) const {
 torch::Tensor TranslationLearner::Probe() {
   const Seq2SeqOptions& options = model_->options();
   CheckReaches(model_->max_length(), options.max_length,
-               StrCat("--max-length is ", options.max_length));
+               StrCat("--max-length is ", options.max_length), ", or a smaller --max-length");
   // The probe has two sentences of different lengths, with more target tokens than source tokens.
   const int64_t source = std::min<int64_t>(5, options.max_length);
   const int64_t target = std::min<int64_t>(7, options.max_length);

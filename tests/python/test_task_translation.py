@@ -629,6 +629,7 @@ def test_positions_that_end_are_measured_as_far_as_they_go(folder, tmp_path):
     assert dashes == {"dot/learned": 3, "dot/rope": 0}
     line = refused(*arguments, "--position", "learned:length=8", "--out", "no", cwd=tmp_path)
     assert "defined only up to length 8, but --max-length is 12" in line
+    assert "choose a position without a maximum length, or a smaller --max-length" in line
 
 
 def test_subwords_and_bytes(folder, tmp_path):
