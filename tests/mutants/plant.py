@@ -214,11 +214,14 @@ class Workshop:
         kernel = names & KERNELS
         engine = names & {ENGINE} if file.parent.name == "cpu" else set()
 
-        def represents(name: str) -> bool:
-            representing = kernel if name.startswith("kernel_") else engine
-            return not representing or name in representing
+        def is_rebuilt(path: Path) -> bool:
+            # Objects that the previous mutant affected are missing until the next build.
+            if not path.exists():
+                return True
+            representing = kernel if path.name.startswith("kernel_") else engine
+            return not representing or path.name in representing
 
-        return [path for path in objects if represents(path.name)]
+        return [path for path in objects if is_rebuilt(path)]
 
     def judge(self, error: Planted) -> str | None:
         """Applies a mutant and reverts it; returns the test that detects it, or None."""

@@ -70,3 +70,20 @@ def test_the_list_is_read(plant, tmp_path):
     assert plant.read_errors(path) == [
         plant.Planted("a-1", "dir/file", "A.*:B.*", ["x", "y"], ["x", "z", ""])
     ]
+
+
+def test_objects_left_by_the_previous_mutant_are_rebuilt(plant, tmp_path):
+    """They are compiled together with the next mutant, so they must be removed with it."""
+    workshop = plant.Workshop.__new__(plant.Workshop)
+    paths = [
+        tmp_path / name for name in ("kernel_Dot.cc.o", "kernel_Hyperbolic.cc.o", "engine.cc.o")
+    ]
+    paths += [tmp_path / name for name in ("causal_sums.cc.o", "derivatives.cc.o")]
+    workshop.including = lambda file: paths
+    for path in paths:
+        path.touch()
+    header = plant.Path("src/cpu/vocabulary-inl.h")
+    assert [path.name for path in workshop.objects(header)] == ["kernel_Dot.cc.o", "engine.cc.o"]
+    paths[1].unlink()
+    paths[3].unlink()
+    assert workshop.objects(header) == paths[:4]
