@@ -83,9 +83,10 @@ class WeightArguments(ScoreArguments, total=False):
 
 
 class AttentionArguments(WeightArguments, total=False):
-    """WeightArguments plus a dropout seed."""
+    """WeightArguments plus a dropout seed and a page table."""
 
     seed: int | None
+    page_table: Integers | None
 
 
 #: Operator arguments by name. Each _lower_... function sets one or two of them.
@@ -206,6 +207,7 @@ _TERMS = ("similarity", "position")
 _ARGUMENTS = {name: _LOWER[its] for name, its in _TYPES.items() if name not in _TERMS}
 _ARGUMENTS["query_offset"] = _lower_offset
 _LENGTHS = "expected key_lengths=, the number of keys of each batch element"
+_PAGES = "expected page_table=, together with k and v of shape (pages, Hkv, page size, D)"
 _MASK = (
     "expected mask=, a Boolean mask that is True where a query attends to a key, or "
     "position=gnomon.position.PairBias(...), which adds values to the scores"
@@ -270,6 +272,8 @@ FOREIGN_ARGUMENTS: dict[str, tuple[str | None, str]] = {
     "max_seqlen_k": (None, _PACKED),
     "cache_seqlens": ("key_lengths", _LENGTHS),
     "seqused_k": ("key_lengths", _LENGTHS),
+    "block_table": ("page_table", _PAGES),
+    "block_tables": ("page_table", _PAGES),
 }
 #: Defaults of the operator arguments that follow the tokens and terms, in order.
 UNSET: _Lowered = {
@@ -478,10 +482,10 @@ def attention(
             of keys that the query attends to.
         score_softcap: a positive number z: the scores become z tanh(s_ij / z), where s_ij includes
             biases and temperature. similarity.Dot(softcap=z) caps only the dot product, before
-            biases, as Gemma 2 does; without biases, both give the same result. score_softcap is
-            supported only on CPUs, and not with Umbral, the "log" scores of cones, Lorentz, Forget
-            or aggregation="einstein_midpoint": their kernels omit a per-query constant, which
-            cancels in a softmax but not under a cap.
+            biases, as Gemma 2 does; without biases, both give the same result. score_softcap is not
+            supported with Umbral, the "log" scores of cones, Lorentz, Forget or
+            aggregation="einstein_midpoint": their kernels omit a per-query constant, which cancels
+            in a softmax but not under a cap.
         tolerance: the fraction of each query's total weight that may be skipped, at least 0 and
             below 1. Forward and backward passes skip blocks of keys if a bound proves that their
             total weight is below this fraction. The bound follows from the norms of q and k and
@@ -490,6 +494,16 @@ def attention(
             is the rounding error of a float32 sum. Nothing is skipped if tolerance is 0, if the
             inputs are float64, or in decoding (few queries, many cached keys). Skipping does not
             change how NaN and infinity propagate.
+        page_table: (B, T) integers, or (T,) if shared across the batch, for keys and values in
+            pages, as the caches of inference servers store them. k then has the shape (N, Hkv,
+            page size, D), and v the shape (N, Hkv, page size, Dv); key j of batch element b is row
+            j % (page size) of page page_table[b, j // (page size)], and Lk = T (page size). Pages
+            may be shared. Entries for keys that key_starts and key_lengths hide may be arbitrary;
+            on a GPU, other entries outside 0 ... N - 1 are clamped without an error. If the page
+            size is a power of 2 and no derivatives are recorded, GPU kernels read the pages in
+            place for dot products, distances such as Gaussian, and similarities of
+            similarity.define, with any biases. Otherwise, the sequences are first copied out of
+            their pages. Servers that rotate keys (RoPE) should store rotated keys.
         return_lse: whether to also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij).
             lse is differentiable.
 

@@ -32,6 +32,15 @@ struct Input : AttentionInput<float> {
   // (Lq + 1), ascending. If the mask allows them, query i of every batch element attends to keys
   // [key_rows[i], key_rows[i + 1]). If null, only the mask applies.
   const int64_t* key_rows = nullptr;
+  // If its table is set, y and v are arrays of pages (count, Hkv, size, columns), and only
+  // Forward() supports this: key j of batch element b is row j % size of page table[b, j / size].
+  // Entries outside [0, count) are clamped.
+  struct Pages {
+    const int64_t* table = nullptr;  // (B, shape.keys / size), contiguous
+    int64_t count = 0;
+    int64_t size = 1;  // a power of 2
+  };
+  Pages pages;
   // Whether the heads are key heads, and the queries are query heads that share one, at the
   // position of query 0. The factor then has an element per query head. Forward() packs calls with
   // one query.

@@ -21,6 +21,7 @@
 //   kKeyBias      0 none, 1 one part, 2 two parts with a base
 //   kPairBias, kPairMask, kSegments, kTemperature, kSoftcap, kDropout
 //   kPositions    whether tokens have call positions (`positions=`)
+//   kPages        whether keys and values are in pages (Input::pages)
 //   kPacked       whether the queries of a head are query heads at one position (Input::packed)
 //   kRelativeKeys, kRelativeValues, kRelativeQueries
 //   kRelativeSums whether a pass accumulates the sums for their gradients: a pass over keys those
@@ -56,6 +57,7 @@
   X(kPairMask)                   \
   X(kSegments)                   \
   X(kPositions)                  \
+  X(kPages)                      \
   X(kPacked)                     \
   X(kTemperature)                \
   X(kSoftcap)                    \

@@ -355,8 +355,8 @@ GNOMON_DEVICE void Forward(const Parameters& p) {
       Barrier();
     }
   }
-  TileRows<C> key_rows(p.y, b, key_head, first, C::kDim);
-  TileRows<C> value_rows(p.v, b, key_head, first, C::kValueDim);
+  KeyTileRows<C> key_rows(p, p.y, b, key_head, first, C::kDim);
+  KeyTileRows<C> value_rows(p, p.v, b, key_head, first, C::kValueDim);
   const TileWords<F, C, false> key_words(p, b, h);
   const auto copy = [&](int start, int stage) {
     if (kReads) {

@@ -1,5 +1,6 @@
 #include "cuda/launch_context.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -90,6 +91,9 @@ void LaunchContext::SetInput(const PairFunction& function) {
   p_.x = ToArray(in_.x);
   p_.y = ToArray(in_.y);
   p_.v = ToArray(in_.v);
+  p_.page_table = reinterpret_cast<const Int64*>(in_.pages.table);
+  p_.pages = Int(in_.pages.count);
+  p_.page_shift = std::countr_zero(static_cast<uint64_t>(in_.pages.size));
   p_.row_scalars = in_.row_scalars;
   p_.column_scalars = in_.column_scalars;
   p_.head_scalars = in_.head_scalars;
@@ -153,6 +157,7 @@ void LaunchContext::SetFeatures() {
   c.kPairMask = in_.mask.pairs.data != nullptr ? 1 : 0;
   c.kSegments = in_.mask.query_segments != nullptr ? 1 : 0;
   c.kPositions = in_.query_positions != nullptr ? 1 : 0;
+  c.kPages = in_.pages.table != nullptr ? 1 : 0;
   c.kPacked = in_.packed ? 1 : 0;
   c.kTemperature = in_.temperature != nullptr ? 1 : 0;
   c.kSoftcap = in_.softcap != 0 ? 1 : 0;

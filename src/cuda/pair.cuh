@@ -534,9 +534,9 @@ GNOMON_DEVICE uint32 ToDistances(float (*s)[4], const Parameters& p, const HeadI
     const Int64 interval = IntervalsOf(p, head.b, Fresh(head.h)) + i;
     if (j < p.low[interval] || j >= p.high[interval]) return false;
     const Head x = HeadOf<C>(p.x, head.b, head.h);
-    const Head y = HeadOf<C>(p.y, head.b, head.h / p.group);
+    const Head y = KeyRowOf<C>(p, p.y, head.b, head.h / p.group, j);
     g = SumOfSquares(p.dim, [&](int d) {
-      return LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, j * y.stride + d);
+      return LoadElement<C>(x.data, i * x.stride + d) - LoadElement<C>(y.data, d);
     });
     return true;
   };

@@ -112,6 +112,10 @@ struct Parameters {
 
   // The input of the call.
   Array x, y, v;
+  // With pages, y and v are arrays of pages: key j of batch element b is row j % 2^page_shift of
+  // page page_table[b, j >> page_shift].
+  const Int64* page_table;  // (B, Lk >> page_shift)
+  int pages, page_shift;
   const float* row_scalars;     // (R, B, H, Lq)
   const float* column_scalars;  // (C, B, Hkv, Lk)
   const float* head_scalars;    // (S, H)

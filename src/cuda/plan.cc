@@ -49,17 +49,19 @@ void Plan::PrepareRows(bool is_forward) {
     context_.Launch("prepare_queries", c, Up(context_.rows(), c.kWarps), 1, 0);
   }
   c.kAligned = context_.Aligned({&p_.v}) ? 1 : 0;
+  c.kPages = features_.kPages;
   const int64_t of_keys = n_.batch * n_.key_heads * groups;
   if (distance_ || hides) context_.Launch("prepare_keys", c, Up(of_keys, c.kWarps), 1, 0);
+  c.kPages = 0;
   if (Narrows()) NarrowIntervals(c);
 }
 
 bool Plan::Narrows() const {
   // With fewer queries, a bound costs as much as the scores.
   constexpr int64_t kLeastQueries = 32;
-  return features_.kBias == 1 && Terms() == features_.kDropout && context_.in().tolerance > 0 &&
-         n_.keys >= context_.in().least_skipping_keys && n_.queries * p_.group >= kLeastQueries &&
-         context_.rows() > 0;
+  return features_.kBias == 1 && features_.kPages == 0 && Terms() == features_.kDropout &&
+         context_.in().tolerance > 0 && n_.keys >= context_.in().least_skipping_keys &&
+         n_.queries * p_.group >= kLeastQueries && context_.rows() > 0;
 }
 
 void Plan::NarrowIntervals(Constants c) {
@@ -186,7 +188,7 @@ bool Plan::RunsOnHopper() const {
   // Narrower heads would be padded to twice their columns.
   const bool is_supported =
       context_.Type() != 0 && function_.input != PairInput::kNone && Terms() == 0 &&
-      features_.kBias == 0 && std::min(n_.dim, n_.value_dim) > 32 &&
+      features_.kBias == 0 && features_.kPages == 0 && std::min(n_.dim, n_.value_dim) > 32 &&
       std::max(n_.dim, n_.value_dim) <= 128 && context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.o});
   // A multiprocessor holds one block. Blocks must fill a GPU, and have at most an eighth more rows
   // than blocks of 64.

@@ -448,6 +448,9 @@ GNOMON_DEVICE void StorePair(void* to, Int64 at, float low, float high, int coun
 
 // One head of an array.
 struct Head {
+  // Where a row begins, in elements.
+  GNOMON_DEVICE Int64 Offset(int row) const { return row * stride; }
+
   unsigned char* data;
   Int64 stride;  // between rows, in elements
 };
@@ -456,6 +459,30 @@ GNOMON_DEVICE Head HeadOf(const Array& array, int b, int h) {
   return {static_cast<unsigned char*>(array.data) +
               (b * array.stride[0] + h * array.stride[1]) * Bytes<C>(),
           array.stride[2]};
+}
+
+// One head of keys or values in pages.
+struct PagedHead {
+  GNOMON_DEVICE Int64 Offset(int key) const {
+    const Int64 page = Most<Int64>(0, Least<Int64>(table[key >> shift], pages - 1));
+    return page * page_stride + (key & ((1 << shift) - 1)) * stride;
+  }
+
+  unsigned char* data;
+  Int64 page_stride;
+  Int64 stride;
+  const Int64* table;  // of the batch element
+  int pages;
+  int shift;
+};
+template <class C>
+GNOMON_DEVICE PagedHead PagedHeadOf(const Parameters& p, const Array& array, int b, int h) {
+  return {HeadOf<C>(array, 0, h).data,
+          array.stride[0],
+          array.stride[2],
+          p.page_table + b * static_cast<Int64>(p.keys >> p.page_shift),
+          p.pages,
+          p.page_shift};
 }
 
 // Copies whole rows: the thread's pieces of every at_once-th row, beginning at `row`. at_once is
@@ -470,11 +497,27 @@ GNOMON_DEVICE void CopyWholeRows(unsigned char* to, const unsigned char* row, In
     row += step;
   }
 }
+// The same, beginning at byte `byte` of row `first`.
+template <class C>
+GNOMON_DEVICE void CopyWholeRows(unsigned char* to, const Head& from, int first, int byte, int rows,
+                                 int at_once, int row_bytes) {
+  CopyWholeRows<C>(to, from.data + from.Offset(first) * Bytes<C>() + byte, from.stride, rows,
+                   at_once, row_bytes);
+}
+template <class C>
+GNOMON_DEVICE void CopyWholeRows(unsigned char* to, const PagedHead& from, int first, int byte,
+                                 int rows, int at_once, int row_bytes) {
+#pragma unroll
+  for (int n = 0; n < rows / at_once; ++n) {
+    CopyAsync16(to + n * at_once * row_bytes,
+                from.data + from.Offset(first + n * at_once) * Bytes<C>() + byte, 16);
+  }
+}
 
 // Copies rows first ... first + rows - 1 asynchronously, with 0 for rows outside [low, high) and
-// for columns outside [0, columns).
-template <class C>
-GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int rows, int low,
+// for columns outside [0, columns). `from` is a Head or a PagedHead.
+template <class C, class From>
+GNOMON_DEVICE void CopyRows(unsigned char* to, const From& from, int first, int rows, int low,
                             int high, int columns, int padded) {
   const int threads = 32 * C::kWarps;
   const int row_bytes = cuda::RowBytes(C::kType, padded);
@@ -487,9 +530,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
         first + rows <= high) {
       const int r = Fresh(Thread()) / pieces;
       const int byte = Fresh(Thread()) % pieces * 16;
-      CopyWholeRows<C>(to + r * row_bytes + byte,
-                       from.data + (first + r) * from.stride * Bytes<C>() + byte, from.stride, rows,
-                       at_once, row_bytes);
+      CopyWholeRows<C>(to + r * row_bytes + byte, from, first + r, byte, rows, at_once, row_bytes);
       return;
     }
 #pragma unroll 1
@@ -500,7 +541,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
       int inside = Least(columns * Bytes<C>() - byte, 16);
       if (row < low || row >= high || inside < 0) inside = 0;
       CopyAsync16(to + r * row_bytes + byte,
-                  from.data + (inside > 0 ? row * from.stride * Bytes<C>() + byte : 0), inside);
+                  from.data + (inside > 0 ? from.Offset(row) * Bytes<C>() + byte : 0), inside);
     }
     return;
   }
@@ -509,7 +550,7 @@ GNOMON_DEVICE void CopyRows(unsigned char* to, const Head& from, int first, int 
     const int column = n % padded;
     const int row = first + r;
     const bool inside = row >= low && row < high && column < columns;
-    const Int64 at = row * from.stride + column;
+    const Int64 at = inside ? from.Offset(row) + column : 0;
     if (C::kType == 0) {
       StoreShared<float>(to + r * row_bytes + 4 * column,
                          inside ? reinterpret_cast<const float*>(from.data)[at] : 0.0f);
@@ -566,6 +607,47 @@ class TileRows {
   int tile_byte_ = 0;
   const unsigned char* row_ = nullptr;
 };
+
+// The same for keys or values, which may be in pages.
+template <class C>
+class KeyTileRows {
+ public:
+  GNOMON_DEVICE KeyTileRows(const Parameters& p, const Array& array, int b, int h, int first,
+                            int padded)
+      : p_(p),
+        array_(array),
+        b_(b),
+        h_(h),
+        rows_(array, b, h, first, padded, /*advances=*/C::kPages == 0) {}
+
+  GNOMON_DEVICE void Copy(unsigned char* to, int first, int low, int high, int columns,
+                          int padded) {
+    if (C::kPages == 0) {
+      rows_.Copy(to, first, low, high, columns, padded);
+    } else {
+      CopyRows<C>(to, PagedHeadOf<C>(p_, array_, Fresh(b_), Fresh(h_)), first, C::kStep, low, high,
+                  columns, padded);
+    }
+  }
+
+ private:
+  const Parameters& p_;
+  const Array& array_;
+  int b_;
+  int h_;
+  TileRows<C> rows_;
+};
+
+// The row of a key in an array of keys or values.
+template <class C>
+GNOMON_DEVICE Head KeyRowOf(const Parameters& p, const Array& array, int b, int h, int key) {
+  if (C::kPages != 0) {
+    const PagedHead head = PagedHeadOf<C>(p, array, b, h);
+    return {head.data + head.Offset(key) * Bytes<C>(), head.stride};
+  }
+  const Head head = HeadOf<C>(array, b, h);
+  return {head.data + head.Offset(key) * Bytes<C>(), head.stride};
+}
 
 // Copies words first ... first + count - 1, with 0 for words outside [low, high), which are not
 // read.

@@ -202,10 +202,10 @@ GNOMON_DEVICE void PrepareQueries(const Parameters& p) {
   p.drop[rows + row] = static_cast<uint32>(hash >> 32);
 }
 
-// Whether any of `count` rows contains a non-finite number; the result is the same on all lanes of
-// a warp.
-template <class C>
-GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int columns) {
+// Whether any of `count` rows of a Head or a PagedHead contains a non-finite number; the result is
+// the same on all lanes of a warp.
+template <class C, class Rows>
+GNOMON_DEVICE bool HoldsNoNumber(const Rows& head, int first, int count, int columns) {
   float found = 0;
   if (C::kAligned != 0 && columns * Bytes<C>() % 4 == 0) {
     const int words = columns * Bytes<C>() / 4;
@@ -214,7 +214,7 @@ GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int col
 #pragma unroll 4
     for (int r = 0; r < count; ++r) {
       const auto* const row =
-          reinterpret_cast<const uint32*>(head.data + (first + r) * head.stride * Bytes<C>());
+          reinterpret_cast<const uint32*>(head.data + head.Offset(first + r) * Bytes<C>());
       for (int n = Thread() % 32; n < words; n += 32) {
         const uint32 high = row[n] >> 16;
         const uint32 low = row[n] & 0xffffu;
@@ -226,7 +226,7 @@ GNOMON_DEVICE bool HoldsNoNumber(const Head& head, int first, int count, int col
   }
   for (int r = 0; r < count; ++r) {
     for (int d = Thread() % 32; d < columns; d += 32) {
-      if (!(Abs(LoadElement<C>(head.data, (first + r) * head.stride + d)) < Infinity())) found = 1;
+      if (!(Abs(LoadElement<C>(head.data, head.Offset(first + r) + d)) < Infinity())) found = 1;
     }
   }
   return SumOfWarp(found) != 0;
@@ -245,15 +245,22 @@ GNOMON_DEVICE void PrepareKeys(const Parameters& p) {
   const int lane = Thread() % 32;
   const int last = Least(16 * group + 16, p.keys);
   if (p.norm_y != nullptr) {
-    const Head y = HeadOf<C>(p.y, b, h);
     for (int j = 16 * group; j < last; ++j) {
-      const float norm = SquaredNorm<C>(y, j, p.dim);
+      const float norm = SquaredNorm<C>(KeyRowOf<C>(p, p.y, b, h, j), 0, p.dim);
       if (lane == 0) p.norm_y[key_head * p.keys + j] = norm;
     }
   }
   if (p.spoiled == nullptr) return;
-  const bool spoiled =
-      HoldsNoNumber<C>(HeadOf<C>(p.v, b, h), 16 * group, last - 16 * group, p.value_dim);
+  // Tiles do not contain keys that the bounds of the batch element hide.
+  const Interval seen = BatchKeys(p, b);
+  const int begin = static_cast<int>(Most<Int64>(16 * group, seen.low));
+  const int count = static_cast<int>(Least<Int64>(last, seen.high)) - begin;
+  bool spoiled = false;
+  if (count > 0 && C::kPages != 0) {
+    spoiled = HoldsNoNumber<C>(PagedHeadOf<C>(p, p.v, b, h), begin, count, p.value_dim);
+  } else if (count > 0) {
+    spoiled = HoldsNoNumber<C>(HeadOf<C>(p.v, b, h), begin, count, p.value_dim);
+  }
   if (lane == 0) p.spoiled[index] = spoiled ? 1 : 0;
 }
 

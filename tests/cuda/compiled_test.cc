@@ -172,6 +172,27 @@ std::string NameOfCase(const ::testing::TestParamInfo<CompiledTest::ParamType>& 
 
 INSTANTIATE_TEST_SUITE_P(All, CompiledTest, ::testing::ValuesIn(ChosenCases()), NameOfCase);
 
+TEST(CompiledPagesTest, FitIntoRegisters) {
+  if (InstalledNvrtc() == nullptr)
+    GTEST_SKIP() << "NVRTC not found; set GNOMON_NVRTC to its library";
+  const std::pair<const char*, Form> calls[] = {
+      {"dot", {.name = "", .element = Element::kBFloat16, .dim = 64, .heads = 64, .pages = true}},
+      {"laplacian", {.name = "", .element = Element::kFloat16, .dim = 128, .pages = true}},
+      {"gaussian",
+       {.name = "", .element = Element::kFloat32, .dim = 64, .bias = true, .pages = true}}};
+  for (const auto& [function, form] : calls) {
+    int found = 0;
+    for (const auto& [name, shape] :
+         KernelsOf(FindPairFunction(function), form, Passes::kForward)) {
+      if (name.kind != "forward") continue;
+      EXPECT_EQ(ConstantOf(name, "kPages"), 1);
+      ExpectFits(name, 90, kMostStack);
+      ++found;
+    }
+    EXPECT_EQ(found, 1);
+  }
+}
+
 // The forward pass on compute capability 9.0. Its register limits are those of hopper.cuh, so the
 // compiler reports the average.
 class CompiledHopperTest : public ::testing::TestWithParam<std::tuple<const char*, int64_t>> {};

@@ -84,6 +84,55 @@ class Elements {
   std::vector<uint16_t> bits_;
 };
 
+// A page table with pages in any order, and keys or values in its pages. The first page is unused,
+// entries whose keys are all hidden are no pages, and rows of hidden keys are NaN.
+class PageTable {
+ public:
+  // `size` must divide the number of keys.
+  PageTable(const ProblemOptions& options, int64_t size) : options_(options), size_(size) {
+    for (int64_t b = 0; b < options.shape.batch; ++b) {
+      for (int64_t n = 0; n < columns(); ++n) {
+        const bool is_seen = n * size < high(b) && (n + 1) * size > low(b);
+        const int64_t page = count() - 1 - (n * options.shape.batch + b);
+        entries_.push_back(is_seen ? page : n % 2 == 0 ? -1 - n : count() + n);
+      }
+    }
+  }
+
+  cuda::Input::Pages pages() const { return {entries_.data(), count(), size_}; }
+
+  Array<float> InPages(const Array<float>& tokens) const {
+    const auto [batch, heads, keys, width] = tokens.size();
+    Array<float> pages({count(), heads, size_, width}, tokens.padded(), kNan);
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t j = low(b); j < high(b); ++j) {
+        const int64_t page = entries_[static_cast<size_t>(b * columns() + j / size_)];
+        for (int64_t h = 0; h < heads; ++h) {
+          for (int64_t d = 0; d < width; ++d) {
+            pages.at(page, h, j % size_, d) = tokens.at(b, h, j, d);
+          }
+        }
+      }
+    }
+    return pages;
+  }
+
+ private:
+  int64_t columns() const { return options_.shape.keys / size_; }
+  int64_t count() const { return 1 + options_.shape.batch * columns(); }
+  int64_t low(int64_t b) const {
+    return options_.key_starts.empty() ? 0 : options_.key_starts[static_cast<size_t>(b)];
+  }
+  int64_t high(int64_t b) const {
+    return options_.key_lengths.empty() ? options_.shape.keys
+                                        : options_.key_lengths[static_cast<size_t>(b)];
+  }
+
+  const ProblemOptions& options_;
+  int64_t size_;
+  std::vector<int64_t> entries_;
+};
+
 struct CudaOptions {
   Element element = Element::kFloat32;
   EmulatedOrder order = {};
@@ -96,6 +145,7 @@ struct CudaOptions {
   bool keeps_factor = false;                 // whether the gradient of the factor is not computed
   int64_t table_numbers = int64_t{1} << 24;  // Input::most_table_numbers
   int64_t skipping_keys = 4096;              // Input::least_skipping_keys
+  int64_t page_size = 0;                     // if positive, keys and values are in pages
   std::vector<float>* statistics = nullptr;  // receives the forward pass's statistics
   std::string only = "";                     // the gradient to compute; if empty, all
 };
@@ -120,6 +170,15 @@ inline Results<float> RunCuda(const Problem<float>& p, const CudaOptions& how,
   in.relative_key = relative_key.tokens();
   in.most_table_numbers = how.table_numbers;
   in.least_skipping_keys = how.skipping_keys;
+  const bool has_pages = how.page_size > 0;
+  const PageTable table(options, has_pages ? how.page_size : 1);
+  Elements y_pages(has_pages ? table.InPages(p.y) : Array<float>(), how.element);
+  Elements v_pages(has_pages ? table.InPages(p.v) : Array<float>(), how.element);
+  if (has_pages) {
+    in.y = y_pages.tokens();
+    in.v = v_pages.tokens();
+    in.pages = table.pages();
+  }
 
   Array<float> o(p.d_o.size(), options.padded, kNan);
   Elements o_elements(o, how.element);

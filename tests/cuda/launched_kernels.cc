@@ -99,6 +99,7 @@ std::vector<LaunchedKernel> KernelsOf(const PairFunction& function, const Form& 
     in.temperature = numbers;
     gradient.temperature = numbers;
   }
+  if (form.pages) in.pages = {Recorder::Memory<int64_t>(), kLength, 16};
   Recorder backend(form.hopper);
   float* const exact_o = form.exact ? numbers : nullptr;
   const cuda::Saved saved{tokens, exact_o, tokens, numbers, numbers, form.exact};

@@ -17,15 +17,16 @@ struct Form {
   const char* name;
   cuda::Element element;
   int64_t dim;
-  bool bias;
-  bool mask;            // segments, pair mask and dropout
-  bool biases;          // two-part key biases and pair biases
-  bool tables;          // layouts: biases, relative keys, values and queries
-  bool temperature;     // and a soft cap
-  int64_t heads = 2;    // with few heads, the keys are divided into parts
-  bool factor = true;   // whether the gradients of factors and scalars of heads are computed
-  bool hopper = false;  // whether the GPU has compute capability 9.0
-  bool exact = true;    // whether precise outputs are stored; otherwise there are two passes
+  bool bias = false;
+  bool mask = false;         // segments, pair mask and dropout
+  bool biases = false;       // two-part key biases and pair biases
+  bool tables = false;       // layouts: biases, relative keys, values and queries
+  bool temperature = false;  // and a soft cap
+  int64_t heads = 2;         // with few heads, the keys are divided into parts
+  bool factor = true;        // whether the gradients of factors and scalars of heads are computed
+  bool hopper = false;       // whether the GPU has compute capability 9.0
+  bool exact = true;         // whether precise outputs are stored; otherwise there are two passes
+  bool pages = false;        // whether keys and values are in pages; forward only
 };
 
 // kTangents: the derivatives of both passes.

@@ -251,8 +251,9 @@ GNOMON_DEVICE void CallTiles(const Parameters& p) {
   unsigned char* const v = y + kTileRows * row_bytes;
   auto* const from = static_cast<unsigned char*>(p.x.data);
   for (int n = 0; n < 3; ++n) {
-    CopyRows<C>(x + n * kTileRows * row_bytes, {from + n * kTileNumbers * Bytes<C>(), kTileColumns},
-                0, kTileRows, 0, kTileRows, kTileColumns, kTileColumns);
+    CopyRows<C>(x + n * kTileRows * row_bytes,
+                Head{from + n * kTileNumbers * Bytes<C>(), kTileColumns}, 0, kTileRows, 0,
+                kTileRows, kTileColumns, kTileColumns);
   }
   CopyCommit();
   CopyWait<0>();

@@ -1,5 +1,6 @@
 // Tests properties of the CUDA kernels other than accuracy, in the emulator.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <exception>
@@ -406,6 +407,41 @@ TEST(PackingTest, GroupsOfHeadsShareTiles) {
       if (name.kind == "forward") packed += ConstantOf(name, "kPacked");
     }
     EXPECT_EQ(packed, shares ? 1 : 0);
+  }
+}
+
+// Pages change only where keys and values lie.
+TEST_P(EngineRulesTest, PagesDoNotChangeResults) {
+  constexpr auto kShared = ProblemOptions::kSharedBias;
+  const ProblemOptions forms[] = {
+      {.shape = {3, 4, 2, 37, 128, 17, 24},
+       .right = 0,
+       .key_starts = {0, 7, 64},
+       .key_lengths = {128, 77, 97},
+       .query_offsets = {91, 40, 60},
+       .bias = kShared,
+       .padded = true},
+      // Decoding: packed query heads, and keys in parts.
+      {.shape = {2, 4, 2, 1, 576, 16, 16}, .key_lengths = {570, 33}},
+      {.shape = {2, 2, 2, 1, 576, 64, 16}, .query_offset = 575, .bias = kShared, .key_bias = true},
+      // Whole tiles, rows of 32 bytes or more, and two rows of tiles per warp.
+      {.shape = {2, 2, 1, 130, 192, 32, 64}, .right = 0, .query_offset = 62},
+      {.shape = {1, 2, 2, 20, 64, 8, 8}, .key_bias = true, .pair_mask = {true, true, true}}};
+  // Each function has other sizes and types.
+  size_t n = std::string_view(GetParam()).size();
+  for (const ProblemOptions& options : forms) {
+    const Element element = kElements[n % 3];
+    const int64_t size = std::to_array<int64_t>({1, 4, 16, 64})[n % 4];
+    SCOPED_TRACE(std::string(NameOf(element)) + ", pages of " + std::to_string(size));
+    Problem<float> p = ProblemOf(function(), options, element);
+    // A query equals a key, and some queries see a value that is not finite.
+    for (int64_t d = 0; d < p.options.shape.dim; ++d) p.x.at(0, 0, 0, d) = p.y.at(0, 0, 20, d);
+    if (options.right == 0) p.v.at(0, 0, options.shape.keys - 9, 5) = kNan;
+    CudaOptions how = {.element = element, .fills = n % 2 == 0, .forward_only = true};
+    const Results<float> expected = RunCuda(p, how);
+    how.page_size = size;
+    ExpectSame(RunCuda(p, how), expected);
+    ++n;
   }
 }
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 LIBRARY = ROOT / "build" / "lib" / "libgnomon_emulated_gpu.so"
 ON_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-TOKENS = {"x", "y", "v", "relative_query", "relative_key"}
+TOKENS = {"x", "y", "v", "relative_query", "relative_key", "key_pages", "value_pages"}
 # The emulation processes a few million pair values per minute.
 MOST_NUMBERS = 3e6
 

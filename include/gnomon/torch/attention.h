@@ -97,7 +97,7 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<torch::Tensor>, temperature);
   // z > 0: scores become z tanh(s_ij / z), where s_ij includes biases and the temperature; masks
   // and the sink are applied afterwards. The soft cap of similarity::Dot applies only to the dot
-  // product (Gemma 2). CPU only.
+  // product (Gemma 2).
   TORCH_ARG(std::optional<double>, score_softcap);
   // The probability of dropping a weight; the others are multiplied by 1 / (1 - dropout), and lse
   // is computed before dropout. The dropped weights depend only on the seed and on the batch, head,
@@ -119,13 +119,20 @@ struct AttentionOptions {
   // default, 2^-24, is the rounding error of float32. If tolerance is 0 or the inputs are float64,
   // no blocks are skipped. Non-finite values are never skipped.
   TORCH_ARG(double, tolerance) = kDefaultTolerance;
+  // (B, T) integers, or (T,) if shared across the batch: k is then (N, Hkv, page size, D), v is
+  // (N, Hkv, page size, Dv), and key j of batch element b is row j % (page size) of page
+  // page_table[b, j / (page size)], so Lk = T (page size). Only attention() and
+  // attention_with_lse() accept pages. GPU kernels read them in place if the page size is a power
+  // of 2, the similarity has no token map, no term transforms the keys, and no derivatives are
+  // recorded; otherwise, the sequences are first copied out of their pages.
+  TORCH_ARG(std::optional<torch::Tensor>, page_table);
 };
 
 // q (B, H, Lq, D), k (B, Hkv, Lk, D), v (B, Hkv, Lk, Dv), H a multiple of Hkv; bfloat16, float16,
-// float32 or, on the CPU only, float64. Returns o (B, H, Lq, Dv) in the dtype of q. On the CPU,
-// bfloat16 and float16 are widened as the kernels read them, and accumulated in float32; processors
-// with native bfloat16 multiplication use it, with weights rounded to bfloat16. If all keys are
-// masked for a query, its output is 0.
+// float32 or float64, which is computed on the CPU. Returns o (B, H, Lq, Dv) in the dtype of q. On
+// the CPU, bfloat16 and float16 are widened as the kernels read them, and accumulated in float32;
+// processors with native bfloat16 multiplication use it, with weights rounded to bfloat16. If all
+// keys are masked for a query, its output is 0.
 torch::Tensor attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                         const AttentionOptions& options = {});
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "ops/attention/call_checks.h"
 #include "ops/attention/compose.h"
 #include "ops/attention/options.h"
+#include "ops/attention/pages.h"
 #include "ops/attention/resolve.h"
 #include "ops/attention/starts.h"
 #include "ops/operators/kept_tensor.h"
@@ -136,10 +138,19 @@ Outputs AttentionOfSpecs(const at::Tensor& q, const at::Tensor& k, const at::Ten
                          const std::vector<std::string>& positions, at::TensorList position_tensors,
                          const CallArguments& arguments, bool returns_lse) {
   const WithoutAutocast guard;
-  CheckTokens("gnomon.attention", q, k, v);
+  std::optional<Pages> pages;
+  if (arguments.page_table) {
+    CheckTokenType("gnomon.attention", "q", q, q);
+    pages = Pages::Of("gnomon.attention", q, k, v, arguments);
+  } else {
+    CheckTokens("gnomon.attention", q, k, v);
+  }
   const ResolvedSimilarity resolved_similarity =
       ResolveSimilarity("gnomon.attention", similarity, similarity_tensors, q);
   const std::vector<ResolvedPosition> resolved = ResolvePositions(positions, position_tensors, q);
+  if (pages) {
+    return ComposePages(q, *pages, resolved_similarity, resolved, arguments, returns_lse);
+  }
   return Compose(q, k, v, resolved_similarity, resolved, arguments, returns_lse);
 }
 

@@ -3,12 +3,14 @@
 #include <gnomon/attention.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "ops/attention/call_checks.h"
 #include "ops/attention/gradients.h"
 #include "ops/attention/kernel_call.h"
+#include "ops/attention/pages.h"
 #include "ops/operators/attention_operators.h"
 #include "ops/operators/executor.h"
 #include "ops/operators/kernel_arguments.h"
@@ -46,6 +48,13 @@ Outputs RunForward(const OperatorArguments& a) {
 }
 
 Outputs ForwardCpu(const OperatorArguments& a) {
+  if (a.page_table) {
+    OperatorArguments gathered = a;
+    gathered.y = GatherPages(*a.key_pages, *a.page_table);
+    gathered.v = GatherPages(*a.value_pages, *a.page_table);
+    gathered.key_pages = gathered.value_pages = gathered.page_table = std::nullopt;
+    return ForwardCpu(gathered);
+  }
   CheckTypes(a);
   return a.x.scalar_type() == at::kDouble ? RunForward<double>(a) : RunForward<float>(a);
 }

@@ -38,12 +38,19 @@ void CheckCudaTypes(const OperatorArguments& a) {
                               "; expected bfloat16, float16 or float32 on a GPU");
 }
 
-cuda::Input InputOf(const KernelCall<float>& call) {
+// The tensors must outlive the result.
+cuda::Input InputOf(const OperatorArguments& a, const KernelCall<float>& call) {
   cuda::Input input(call.input());
   if (call.relative_query().defined()) {
     input.relative_query = TokenRows<float>(call.relative_query());
   }
   if (call.relative_key().defined()) input.relative_key = TokenRows<float>(call.relative_key());
+  if (a.page_table) {
+    input.y = TokenRows<float>(*a.key_pages);
+    input.v = TokenRows<float>(*a.value_pages);
+    input.pages = {a.page_table->const_data_ptr<int64_t>(), a.key_pages->size(0),
+                   a.key_pages->size(2)};
+  }
   const std::string problem = cuda::Unsupported(call.function(), input);
   TORCH_CHECK_NOT_IMPLEMENTED(problem.empty(), kAttention, ": ", problem);
   return input;
@@ -52,7 +59,7 @@ cuda::Input InputOf(const KernelCall<float>& call) {
 Outputs ForwardOn(const OperatorArguments& a, cuda::Backend& backend) {
   CheckCudaTypes(a);
   const KernelCall<float> call(a);
-  const cuda::Input input = InputOf(call);
+  const cuda::Input input = InputOf(a, call);
   Outputs outputs = EmptyOutputs(a);
   if (call.empty()) {
     FillEmpty(outputs);
@@ -81,7 +88,7 @@ std::vector<at::Tensor> BackwardOn(const SavedOutputs& outputs, const OperatorAr
                                    cuda::Backend& backend) {
   CheckCudaTypes(a);
   KernelCall<float> call(a);
-  const cuda::Input input = InputOf(call);
+  const cuda::Input input = InputOf(a, call);
   CheckSaved(outputs, a, call.lengths());
   std::vector<at::Tensor> gradients = EmptyGradients(outputs, a, needed);
   if (call.empty()) {
@@ -154,7 +161,7 @@ AttentionOperator::JvpOutputs JvpOn(const OperatorArguments& a, const Tangents& 
                                     cuda::Backend& backend) {
   CheckCudaTypes(a);
   const KernelCall<float> call(a);
-  const cuda::Input input = InputOf(call);
+  const cuda::Input input = InputOf(a, call);
   AttentionOperator::JvpOutputs outputs = EmptyJvpOutputs(a);
   auto& [o, lse, statistics, o_tangent, lse_tangent] = outputs;
   if (call.empty()) {
@@ -230,7 +237,7 @@ std::vector<at::Tensor> BackwardJvpOn(const Cotangents& cotangents, const Operat
                                       cuda::Backend& backend) {
   CheckCudaTypes(a);
   const KernelCall<float> call(a);
-  const cuda::Input input = InputOf(call);
+  const cuda::Input input = InputOf(a, call);
   std::vector<at::Tensor> results = EmptyOutputTangents(a, needed.back());
   CudaGradients gradients(a, needed.data(), call);
   CudaGradients gradient_tangents(a, needed.data() + AttentionOperator::kGradients, call);

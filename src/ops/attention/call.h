@@ -49,6 +49,8 @@ struct ResolvedPosition {
 //   temperature: multiplies scores; broadcasts to (B, H, Lq).
 //   score_softcap: caps the scores after the temperature.
 //   tolerance: the fraction of a row's total weight that may be skipped.
+//   page_table: k and v are pages (N, Hkv, size, columns), and key j of batch element b is row
+//     j % size of page page_table[b, j / size].
 //
 // The axes Q and K determine how an argument is sliced when a subset of rows or keys is computed.
 // Broadcast axes (of size 1) are not sliced, except in integer tensors.
@@ -73,7 +75,8 @@ struct ResolvedPosition {
   ARGUMENT(OptionalTensor, mask, {}, kBoolean, "B H Q K")                \
   ARGUMENT(OptionalTensor, temperature, {}, kDifferentiable, "B H Q")    \
   ARGUMENT(std::optional<double>, score_softcap, {}, kOption, "")        \
-  ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")
+  ARGUMENT(double, tolerance, kDefaultTolerance, kOption, "")            \
+  ARGUMENT(OptionalTensor, page_table, {}, kInteger, "B T")
 
 struct CallArguments {
   GNOMON_ARGUMENTS(GNOMON_CALL_ARGUMENTS)

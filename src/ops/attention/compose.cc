@@ -80,10 +80,12 @@ void CheckScale(const char* operation, double scale) {
 // arguments; the order of the steps is the order in which errors are reported.
 class Composition {
  public:
+  // With `pages`, k and v have only the shape of the keys and values.
   Composition(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const ResolvedSimilarity& similarity, const std::vector<ResolvedPosition>& positions,
-              const CallArguments& arguments)
-      : given_q_(q),
+              const CallArguments& arguments, const Pages* pages)
+      : pages_(pages),
+        given_q_(q),
         v_(v),
         similarity_(similarity),
         entry_(*similarity.entry),
@@ -154,6 +156,9 @@ class Composition {
 
  private:
   void Check() {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        (pages_ != nullptr) == arguments_.page_table.has_value(), kOperation,
+        ": page_table is supported only by attention(); leave it out in other calls");
     call_.key_starts = CheckIntegers(kOperation, "key_starts", arguments_.key_starts, q_);
     call_.key_lengths = CheckIntegers(kOperation, "key_lengths", arguments_.key_lengths, q_);
     // Hidden keys may be NaN, which would propagate to the gradients of parameters.
@@ -523,8 +528,9 @@ class Composition {
   }
 
   MappedTokens Map(at::Tensor query, at::Tensor key) const {
-    // The dot product has no token map and uses the keys unchanged.
-    if (!entry_.is_product) key = Visible(key);
+    // The dot product has no token map and uses the keys unchanged. Kernels do not read hidden
+    // pages.
+    if (!entry_.is_product && pages_ == nullptr) key = Visible(key);
     const HeadParameters heads{factor_, similarity_.others};
     const at::ScalarType kernel_type =
         WantsOneType(given_q_.device()) ? given_q_.scalar_type() : computing_;
@@ -558,6 +564,10 @@ class Composition {
     call_.head_scalars = AsOptional(tokens.head_scalars);
     call_.factor = tokens.factor;
     call_.function = tokens.function;
+    if (pages_ == nullptr) return;
+    call_.key_pages = pages_->keys;
+    call_.value_pages = pages_->values;
+    call_.page_table = pages_->table;
   }
 
   void AddCallPositions() {
@@ -647,6 +657,7 @@ class Composition {
     return arguments_.causal || (arguments_.right && *arguments_.right == 0);
   }
 
+  const Pages* pages_;
   const at::Tensor& given_q_;
   const at::Tensor& v_;
   const ResolvedSimilarity& similarity_;
@@ -679,34 +690,47 @@ class Composition {
   std::vector<c10::SymInt> axes_;
 };
 
-// Whether autograd records nothing for a call, because none of its tensors requires a derivative.
-// False if the call is traced or transformed, because tracing and transforms record their own
-// graphs.
+// Whether no tensor of a call requires a derivative. False if the call is transformed, because
+// transforms record their own graphs. With `plain`, also false if the call is traced.
 bool RecordsNothing(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const ResolvedSimilarity& similarity,
-                    const std::vector<ResolvedPosition>& positions,
-                    const CallArguments& arguments) {
+                    const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
+                    bool plain) {
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
     return false;
   }
   const bool records = at::GradMode::is_enabled();
-  const auto is_plain = [records](const at::Tensor& tensor) {
-    return !tensor.defined() || (HasNumbers(tensor) && !(records && tensor.requires_grad()) &&
-                                 !tensor._fw_grad(/*level=*/0).defined());
+  const auto is_plain = [records, plain](const at::Tensor& tensor) {
+    return !tensor.defined() ||
+           ((HasNumbers(tensor) || !plain) && !(records && tensor.requires_grad()) &&
+            !tensor._fw_grad(/*level=*/0).defined());
   };
   const auto are_plain = [&](const std::vector<at::Tensor>& tensors) {
     return std::all_of(tensors.begin(), tensors.end(), is_plain);
   };
-  bool plain = is_plain(q) && is_plain(k) && is_plain(v) && is_plain(similarity.head_parameter) &&
-               are_plain(similarity.others);
+  bool all = is_plain(q) && is_plain(k) && is_plain(v) && is_plain(similarity.head_parameter) &&
+             are_plain(similarity.others);
   for (const ResolvedPosition& position : positions) {
-    plain = plain && are_plain(position.tensors);
+    all = all && are_plain(position.tensors);
   }
   FusedOperator<CallArguments>::ForEachTensor(arguments,
                                               [&](size_t /*n*/, const OptionalTensor& tensor) {
-                                                plain = plain && (!tensor || is_plain(*tensor));
+                                                all = all && (!tensor || is_plain(*tensor));
                                               });
-  return plain;
+  return all;
+}
+
+// Whether only kernels read keys and values.
+bool OnlyKernelsReadKeys(const ResolvedSimilarity& similarity,
+                         const std::vector<ResolvedPosition>& positions,
+                         const CallArguments& arguments) {
+  using Role = PositionEntry::Role;
+  const auto reads_keys = [](const ResolvedPosition& position) {
+    const Role role = position.entry->role();
+    return role == Role::kNorm || role == Role::kRotation || role == Role::kContent;
+  };
+  return similarity.entry->keeps_tokens && arguments.aggregation == "mean" &&
+         std::none_of(positions.begin(), positions.end(), reads_keys);
 }
 
 }  // namespace
@@ -724,14 +748,42 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
   return HeadNumber(q, entry.catalogue.takes_scale ? scale.value_or(1.0 / root) : 1.0);
 }
 
+namespace {
+
+Outputs RunComposition(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const ResolvedSimilarity& similarity,
+                       const std::vector<ResolvedPosition>& positions,
+                       const CallArguments& arguments, const Pages* pages, bool returns_lse) {
+  // Skips autograd for the whole call; otherwise, each operator below would repeat this check.
+  std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
+  if (RecordsNothing(q, k, v, similarity, positions, arguments, /*plain=*/true)) {
+    below_autograd.emplace();
+  }
+  return Composition(q, k, v, similarity, positions, arguments, pages).Run(returns_lse);
+}
+
+}  // namespace
+
 Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
                 bool returns_lse) {
-  // Skips autograd for the whole call; otherwise, each operator below would repeat this check.
-  std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
-  if (RecordsNothing(q, k, v, similarity, positions, arguments)) below_autograd.emplace();
-  return Composition(q, k, v, similarity, positions, arguments).Run(returns_lse);
+  return RunComposition(q, k, v, similarity, positions, arguments, /*pages=*/nullptr, returns_lse);
+}
+
+Outputs ComposePages(const at::Tensor& q, const Pages& pages, const ResolvedSimilarity& similarity,
+                     const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
+                     bool returns_lse) {
+  const auto& [keys, values, table] = pages;
+  if (pages.AreReadable() && OnlyKernelsReadKeys(similarity, positions, arguments) &&
+      RecordsNothing(q, keys, values, similarity, positions, arguments, /*plain=*/false)) {
+    return RunComposition(q, ShapeOfGathered(keys, table), ShapeOfGathered(values, table),
+                          similarity, positions, arguments, &pages, returns_lse);
+  }
+  CallArguments without_pages = arguments;
+  without_pages.page_table = std::nullopt;
+  return Compose(q, GatherPages(keys, table), GatherPages(values, table), similarity, positions,
+                 without_pages, returns_lse);
 }
 
 }  // namespace gnomon

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/attention/call.h"
+#include "ops/attention/pages.h"
 
 namespace gnomon {
 
@@ -19,10 +20,17 @@ at::Tensor HeadFactor(const char* operation, const ResolvedSimilarity& similarit
 
 // Computes attention; the tokens must have been checked by CheckTokens. Returns o in the dtype of
 // q, and lse and statistics in the computing type. The latter two are undefined unless requested.
+// `arguments` must not contain a page_table.
 Outputs Compose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const ResolvedSimilarity& similarity,
                 const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
                 bool returns_lse = false);
+
+// The same for checked pages. Kernels read them through the table if nothing else reads keys or
+// values, and if no derivatives are recorded. Otherwise, keys and values are gathered first.
+Outputs ComposePages(const at::Tensor& q, const Pages& pages, const ResolvedSimilarity& similarity,
+                     const std::vector<ResolvedPosition>& positions, const CallArguments& arguments,
+                     bool returns_lse);
 
 }  // namespace gnomon
 

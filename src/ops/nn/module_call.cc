@@ -19,7 +19,8 @@ torch::Tensor Heads(const torch::Tensor& projected, int64_t count) {
 
 // The module sets the arguments that AttentionCall lacks, or they keep their defaults.
 static_assert(SaysAllBut<AttentionCall>({"scale", "dropout", "seed", "aggregation", "sink",
-                                         "temperature", "score_softcap", "tolerance"}));
+                                         "temperature", "score_softcap", "tolerance",
+                                         "page_table"}));
 
 CallArguments JoinCache(const char* module, const AttentionCall& call, const torch::Tensor& query,
                         const torch::Tensor& key, const std::vector<torch::Tensor>& of_keys,

@@ -10,11 +10,12 @@
 //
 // The macro receives the member's type, name, initial value, kind and shape. Differentiable
 // arguments come first: tokens have the dtype of the first argument, and other parameters have the
-// compute dtype, which is float32 for lower-precision tokens. A constant has the compute dtype and
-// no gradient. Integer tensors are on the device of the first argument, except host integers, which
-// are read before the kernel starts. A shape has one letter per axis; a letter stands for the same
-// length throughout the list. "1|H" is an axis of length 1 or H. In lists of user arguments, a
-// shape may have several forms, such as "B Q or B Q A" (AxisOf).
+// compute dtype, which is float32 for lower-precision tokens. A constant has the compute dtype, and
+// a constant token that of tokens; neither has a gradient. Integer tensors are on the device of the
+// first argument, except host integers, which are read before the kernel starts. A shape has one
+// letter per axis; a letter stands for the same length throughout the list. "1|H" is an axis of
+// length 1 or H. In lists of user arguments, a shape may have several forms, such as "B Q or B Q A"
+// (AxisOf).
 #ifndef GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 #define GNOMON_OPS_OPERATORS_ARGUMENT_LIST_H_
 
@@ -57,6 +58,7 @@ enum class ArgumentKind {
   kBoolean,
   kOption,
   kToken,
+  kConstantToken,
   kHostInteger
 };
 
@@ -440,11 +442,12 @@ void CheckArguments(const Arguments& arguments, AxisLengths<int64_t>& lengths) {
       return;
     }
     const at::ScalarType of_tokens = arguments.x.scalar_type();
-    const at::ScalarType dtype = kind == ArgumentKind::kInteger   ? at::kLong
-                                 : kind == ArgumentKind::kBoolean ? at::kBool
-                                 : kind == ArgumentKind::kToken
-                                     ? TokenTypeBeside(of_tokens, tensor->scalar_type())
-                                     : WideType(of_tokens);
+    const at::ScalarType dtype =
+        kind == ArgumentKind::kInteger   ? at::kLong
+        : kind == ArgumentKind::kBoolean ? at::kBool
+        : kind == ArgumentKind::kToken || kind == ArgumentKind::kConstantToken
+            ? TokenTypeBeside(of_tokens, tensor->scalar_type())
+            : WideType(of_tokens);
     ExpectTensor(Arguments::kOperation, kFields[n].name, *tensor, kFields[n].shape, dtype, lengths);
     ExpectDevice(Arguments::kOperation, kFields[n].name, *tensor, arguments.x.device());
   });

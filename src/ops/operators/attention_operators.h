@@ -30,10 +30,12 @@ namespace gnomon {
 // query_offsets is absent. left and right bound the window. chunks holds the chunk size, and the
 // numbers of chunks before and after a query's own chunk that the query attends to. grid holds the
 // prefix and the axis lengths of the token grid. tolerance bounds the weight that skipped tiles may
-// contribute to a row's sum. With rows_first, o is stored as (B, Q, H, V). Autograd sets recorded
+// contribute to a row's sum. With a page_table, keys and values are those of key_pages and
+// value_pages (ops/attention/pages.h), of y and v only the shape is used, and K = T L; such a call
+// has no derivatives. With rows_first, o is stored as (B, Q, H, V). Autograd sets recorded
 // if it records the call: kernels of GPUs then compute o with the precision that the backward pass
-// needs, which receives the same flag. Relative queries use the first five layouts below, on the
-// CPU only, and are indexed in reverse order. relative_layout defines how the m rows of relative
+// needs, which receives the same flag. Relative queries use the first five layouts below, and are
+// indexed in reverse order. relative_layout defines how the m rows of relative
 // keys and values are indexed:
 //   "clip", "zero": offsets -n to n, m = 2 n + 1; farther pairs use the nearest row, or none;
 //   "clip_past", "zero_past": offsets -n to 0, m = n + 1;
@@ -58,6 +60,8 @@ namespace gnomon {
   ARGUMENT(OptionalTensor, relative_key, {}, kToken, "B G K S")              \
   ARGUMENT(OptionalTensor, relative_queries, {}, kDifferentiable, "1|H m S") \
   ARGUMENT(OptionalTensor, bias_parameters, {}, kDifferentiable, "P")        \
+  ARGUMENT(OptionalTensor, key_pages, {}, kConstantToken, "N G L D")         \
+  ARGUMENT(OptionalTensor, value_pages, {}, kConstantToken, "N G L V")       \
   ARGUMENT(OptionalTensor, key_bias_low, {}, kConstant, "B H K")             \
   ARGUMENT(OptionalTensor, key_bias_base, {}, kConstant, "B H Q")            \
   ARGUMENT(OptionalTensor, mask, {}, kBoolean, "1|B 1|H Q K")                \
@@ -68,6 +72,7 @@ namespace gnomon {
   ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K")               \
   ARGUMENT(OptionalTensor, query_segments, {}, kInteger, "B Q")              \
   ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")                \
+  ARGUMENT(OptionalTensor, page_table, {}, kInteger, "B T")                  \
   ARGUMENT(OptionalTensor, seed, {}, kHostInteger, "1")                      \
   ARGUMENT(std::string_view, function, {}, kOption, "")                      \
   ARGUMENT(c10::SymInt, query_offset, 0, kOption, "")                        \
