@@ -551,7 +551,7 @@ class Disentangled(Position):
     DeBERTa's relative position embeddings after the key and query projections. In models with
     position buckets, n = position_buckets and max_distance = max_relative_positions; in models
     without them, n = max_relative_positions and max_distance = 0. With scale = 1 / sqrt(3 D),
-    the result equals DeBERTa's attention. CPU only.
+    the result equals DeBERTa's attention.
 
     He et al. 2021, DeBERTa: Decoding-enhanced BERT with Disentangled Attention; DeBERTaV3
     (logarithmic buckets).
