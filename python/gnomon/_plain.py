@@ -91,6 +91,9 @@ def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     for name in ("relative_keys", "relative_values", "relative_queries", "grid", "bias_parameters"):
         if getattr(call, name) is not None:
             raise _without_form(f"{name.replace('_', ' ')} of a position")
+    if call.page_table is not None:
+        call.y = _in_a_row(call.key_pages, call.page_table)
+        call.v = _in_a_row(call.value_pages, call.page_table)
     score = _scores(call)
     visible = _visible(call)
     if visible is not None:
@@ -106,6 +109,12 @@ def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     lse = (total.log() + largest).squeeze(-1)
     # The row statistics are only used in the backward pass.
     return o, lse, torch.zeros((3, *lse.shape), dtype=lse.dtype, device=lse.device)
+
+
+def _in_a_row(pages: Tensor, table: Tensor) -> Tensor:
+    """Copies the tokens of each sequence (B, Hkv, Lk, D) from their pages (N, Hkv, size, D)."""
+    found = pages.transpose(1, 2)[table.clamp(0, pages.shape[0] - 1)]
+    return found.flatten(1, 2).transpose(1, 2)
 
 
 def _by_heads(keys: Tensor, call: SimpleNamespace, axis: int = 1) -> Tensor:

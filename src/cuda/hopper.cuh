@@ -20,25 +20,26 @@ GNOMON_DEVICE bool IsFinite(float a) { return Abs(a) < Infinity(); }
 template <class C>
 class SwizzledRows {
  public:
-  // `first`: the first row of the first tile; `columns` and `padded`: the columns of the array and
-  // of the tiles. The array is a kernel argument, so it needs no registers.
-  GNOMON_DEVICE SwizzledRows(const Array& array, int b, int h, int first, int columns, int padded)
-      : array_(array), b_(b), h_(h), columns_(columns) {
+  // `first`: the first row of the first tile; `columns` and `padded`: the columns of the array of
+  // keys or values and of the tiles. The array is a kernel argument, so it needs no registers.
+  GNOMON_DEVICE SwizzledRows(const Parameters& p, const Array& array, int b, int h, int first,
+                             int columns, int padded)
+      : p_(p), array_(array), b_(b), h_(h), columns_(columns) {
     const int pieces = padded / 8;
     row_ = Thread() % kGroupThreads / pieces;
     piece_ = Thread() % pieces;
     at_once_ = kGroupThreads / pieces;
     bytes_ = Most(0, Least(2 * columns - 16 * piece_, 16));
     place_ = PlaceOfPiece(C::kStep, row_, piece_);
-    from_ = PieceOf(first + row_);
+    from_ = C::kPages != 0 ? nullptr : PieceOf(first + row_);
   }
 
   // Copies the next tile, whose first row is `first`, with 0 for rows outside [low, high).
   GNOMON_DEVICE void Copy(unsigned char* to, int first, int low, int high) {
     const Int64 step = at_once_ * array_.stride[2] * 2;
     const unsigned char* from = from_;
-    from_ += C::kStep * array_.stride[2] * 2;
-    if (first >= low && first + C::kStep <= high) {
+    if (C::kPages == 0) from_ += C::kStep * array_.stride[2] * 2;
+    if (C::kPages == 0 && first >= low && first + C::kStep <= high) {
 #pragma unroll
       for (int n = 0; n < C::kStep / at_once_; ++n) {
         CopyAsync16(to + place_ + n * at_once_ * kBlockBytes, from, bytes_);
@@ -50,6 +51,7 @@ class SwizzledRows {
     for (int n = 0; n < C::kStep / at_once_; ++n) {
       const int row = first + row_ + n * at_once_;
       const bool inside = row >= low && row < high;
+      if (C::kPages != 0 && inside) from = PieceOf(row);
       CopyAsync16(to + place_ + n * at_once_ * kBlockBytes, inside ? from : array_.data,
                   inside ? bytes_ : 0);
       from += step;
@@ -58,15 +60,16 @@ class SwizzledRows {
 
   // Stores the next tile, with 0 for non-finite numbers too.
   GNOMON_DEVICE void StoreFinite(unsigned char* to, int first, int low, int high) {
-    from_ += C::kStep * array_.stride[2] * 2;
+    if (C::kPages == 0) from_ += C::kStep * array_.stride[2] * 2;
 #pragma unroll 1
     for (int n = 0; n < C::kStep / at_once_; ++n) {
       const int row = first + row_ + n * at_once_;
-      const auto* const from = reinterpret_cast<const uint16*>(PieceOf(row));
+      const bool inside = row >= low && row < high;
+      const auto* const from = reinterpret_cast<const uint16*>(inside ? PieceOf(row) : array_.data);
 #pragma unroll 1
       for (int e = 0; e < 8; ++e) {
         uint16 bits = 0;
-        if (row >= low && row < high && 8 * piece_ + e < columns_) bits = from[e];
+        if (inside && 8 * piece_ + e < columns_) bits = from[e];
         if (!IsFinite(Widen<C>(bits))) bits = 0;
         StoreShared<uint16>(to + place_ + n * at_once_ * kBlockBytes + 2 * e, bits);
       }
@@ -75,11 +78,11 @@ class SwizzledRows {
 
  private:
   // The thread's piece of a row or, if the row lacks it, the row's first piece.
-  GNOMON_DEVICE const unsigned char* PieceOf(Int64 row) const {
-    return HeadOf<C>(array_, b_, h_).data + row * array_.stride[2] * 2 +
-           (bytes_ > 0 ? 16 * piece_ : 0);
+  GNOMON_DEVICE const unsigned char* PieceOf(int row) const {
+    return KeyRowOf<C>(p_, array_, b_, h_, row).data + (bytes_ > 0 ? 16 * piece_ : 0);
   }
 
+  const Parameters& p_;
   const Array& array_;
   int b_;
   int h_;
@@ -92,20 +95,20 @@ class SwizzledRows {
   const unsigned char* from_;
 };
 
-// Adds the non-finite values of the tile at `start`, which the tile in shared memory lacks, to the
-// rows that attend to them. `hidden`: see ScorePairs().
+// Adds the non-finite values of keys [low, high) of the tile at `start`, which the tile in shared
+// memory lacks, to the rows that attend to them. `hidden`: see ScorePairs().
 template <class C, int kPairs, int kHidden, int kOutputs>
-GNOMON_DEVICE void AddNonFinite(const Parameters& p, const Head& v, int start,
-                                const float (&weights)[kPairs][4], const uint32 (&hidden)[kHidden],
-                                float (&o)[kOutputs][4]) {
+GNOMON_DEVICE void AddNonFinite(const Parameters& p, int b, int key_head, int start, int low,
+                                int high, const float (&weights)[kPairs][4],
+                                const uint32 (&hidden)[kHidden], float (&o)[kOutputs][4]) {
   const int lane = Thread() % 32;
 #pragma unroll 1
-  for (int column = 0; column < C::kStep; ++column) {
-    const Int64 key = start + column;
-    if (key >= p.keys) break;
+  for (int key = Most(start, low); key < Least(start + C::kStep, high); ++key) {
+    const int column = key - start;
+    const Head v = KeyRowOf<C>(p, p.v, b, key_head, key);
     float found = 0;
     for (int d = lane; d < p.value_dim; d += 32) {
-      if (!IsFinite(LoadElement<C>(v.data, key * v.stride + d))) found = 1;
+      if (!IsFinite(LoadElement<C>(v.data, d))) found = 1;
     }
     if (SumOfWarp(found) == 0) continue;
     const int owner = lane / 4 * 4 + column % 8 / 2;
@@ -137,7 +140,7 @@ GNOMON_DEVICE void AddNonFinite(const Parameters& p, const Head& v, int start,
       for (int e = 0; e < 2; ++e) {
         const int at = 8 * d + 2 * (lane % 4) + e;
         if (at >= p.value_dim) continue;
-        const float value = LoadElement<C>(v.data, key * v.stride + at);
+        const float value = LoadElement<C>(v.data, at);
         if (IsFinite(value)) continue;
         if (seen[0]) o[d][e] += weight[0] * value;
         if (seen[1]) o[d][2 + e] += weight[1] * value;
@@ -210,8 +213,8 @@ GNOMON_DEVICE void ForwardOnHopper(const Parameters& p) {
 
   if (Thread() < kGroupThreads) {
     LowerRegisters();
-    SwizzledRows<C> key_rows(p.y, b, key_head, first, p.dim, C::kDim);
-    SwizzledRows<C> value_rows(p.v, b, key_head, first, p.value_dim, C::kValueDim);
+    SwizzledRows<C> key_rows(p, p.y, b, key_head, first, p.dim, C::kDim);
+    SwizzledRows<C> value_rows(p, p.v, b, key_head, first, p.value_dim, C::kValueDim);
     const TileWords<F, C, false> key_words(p, b, h);
     int stage = 0;
     int parity = 0;
@@ -331,7 +334,7 @@ GNOMON_DEVICE void ForwardOnHopper(const Parameters& p) {
   // flight.
   const auto finish_weights = [&](int start) {
     if (C::kHides != 0 && is_spoiled(start)) {
-      AddNonFinite<C>(p, HeadOf<C>(p.v, b, key_head), start, s, hidden, o);
+      AddNonFinite<C>(p, b, key_head, start, low, high, s, hidden, o);
     }
 #pragma unroll
     for (int k = 0; k < C::kStep / 16; ++k) {

@@ -188,7 +188,7 @@ bool Plan::RunsOnHopper() const {
   // Narrower heads would be padded to twice their columns.
   const bool is_supported =
       context_.Type() != 0 && function_.input != PairInput::kNone && Terms() == 0 &&
-      features_.kBias == 0 && features_.kPages == 0 && std::min(n_.dim, n_.value_dim) > 32 &&
+      features_.kBias == 0 && std::min(n_.dim, n_.value_dim) > 32 &&
       std::max(n_.dim, n_.value_dim) <= 128 && context_.Aligned({&p_.x, &p_.y, &p_.v, &p_.o});
   // A multiprocessor holds one block. Blocks must fill a GPU, and have at most an eighth more rows
   // than blocks of 64.

@@ -179,12 +179,19 @@ TEST(CompiledPagesTest, FitIntoRegisters) {
       {"dot", {.name = "", .element = Element::kBFloat16, .dim = 64, .heads = 64, .pages = true}},
       {"laplacian", {.name = "", .element = Element::kFloat16, .dim = 128, .pages = true}},
       {"gaussian",
-       {.name = "", .element = Element::kFloat32, .dim = 64, .bias = true, .pages = true}}};
+       {.name = "", .element = Element::kFloat32, .dim = 64, .bias = true, .pages = true}},
+      {"dot",
+       {.name = "",
+        .element = Element::kBFloat16,
+        .dim = 128,
+        .heads = 64,
+        .hopper = true,
+        .pages = true}}};
   for (const auto& [function, form] : calls) {
     int found = 0;
     for (const auto& [name, shape] :
          KernelsOf(FindPairFunction(function), form, Passes::kForward)) {
-      if (name.kind != "forward") continue;
+      if (name.kind != (form.hopper ? "forward_hopper" : "forward")) continue;
       EXPECT_EQ(ConstantOf(name, "kPages"), 1);
       ExpectFits(name, 90, kMostStack);
       ++found;

@@ -426,6 +426,8 @@ TEST_P(EngineRulesTest, PagesDoNotChangeResults) {
       {.shape = {2, 2, 2, 1, 576, 64, 16}, .query_offset = 575, .bias = kShared, .key_bias = true},
       // Whole tiles, rows of 32 bytes or more, and two rows of tiles per warp.
       {.shape = {2, 2, 1, 130, 192, 32, 64}, .right = 0, .query_offset = 62},
+      // The kernel of compute capability 9.0.
+      {.shape = {2, 2, 1, 130, 192, 64, 48}, .right = 0, .key_starts = {0, 30}, .query_offset = 62},
       {.shape = {1, 2, 2, 20, 64, 8, 8}, .key_bias = true, .pair_mask = {true, true, true}}};
   // Each function has other sizes and types.
   size_t n = std::string_view(GetParam()).size();
@@ -437,7 +439,10 @@ TEST_P(EngineRulesTest, PagesDoNotChangeResults) {
     // A query equals a key, and some queries see a value that is not finite.
     for (int64_t d = 0; d < p.options.shape.dim; ++d) p.x.at(0, 0, 0, d) = p.y.at(0, 0, 20, d);
     if (options.right == 0) p.v.at(0, 0, options.shape.keys - 9, 5) = kNan;
-    CudaOptions how = {.element = element, .fills = n % 2 == 0, .forward_only = true};
+    CudaOptions how = {.element = element,
+                       .fills = n % 2 == 0 || options.shape.value_dim == 48,
+                       .is_hopper = options.shape.value_dim == 48,
+                       .forward_only = true};
     const Results<float> expected = RunCuda(p, how);
     how.page_size = size;
     ExpectSame(RunCuda(p, how), expected);

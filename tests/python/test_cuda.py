@@ -33,7 +33,7 @@ def on_cuda(operator, *arguments):
 
 def dot_arguments(x, y, v, factor, bias=None):
     """The arguments of attention_forward for a dot product without further options."""
-    tensors = (x, y, v, None, None, None, factor, bias, *[None] * 20)
+    tensors = (x, y, v, None, None, None, factor, bias, *[None] * 23)
     numbers = (1.0, 0.0, 0.0, False, 0.0, False)
     return *tensors, "dot", 0, None, None, None, None, "", None, "clip", *numbers
 
@@ -282,7 +282,7 @@ keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 def forward(x, function="dot", right=None, dropout=0.0, seed=None):
     heads = torch.ones(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
     return ops.attention_forward.default.redispatch(
-        keys, x, x, x, None, None, None, heads, *[None] * 20,
+        keys, x, x, x, None, None, None, heads, *[None] * 23,
         seed, function, 0, None, right, None, None, "", None, "clip", 1.0,
         dropout, 0.0, False, 0.0, False)
 def error_of(call):

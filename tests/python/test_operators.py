@@ -52,7 +52,9 @@ def low_level_arguments(dtype, places=False):
     segments = [torch.tensor([[0, 0, 1, 1, 2]] * 2), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 2)]
     options = ("umbral", 0, 4, 0, [3, 1, 1], None, *terms)
     options += ("clip", 0.5, 0.25, 1.5, True, 2.0**-24, False)
-    return tensors, (*constants, mask, *lengths, *offsets, *segments, torch.tensor([3]), *options)
+    pages = [None] * 3
+    integers = (*lengths, *offsets, *segments, *pages, torch.tensor([3]))
+    return tensors, (*constants, mask, *integers, *options)
 
 
 @pytest.mark.cpu("float64, positions and tokens of two dtypes")
@@ -73,7 +75,7 @@ def test_opcheck_of_derivatives(kernel):
         _, _, _, *lengths, offsets = rest[:6]
         options = ("umbral", 0, 4, 0, [3, 1, 1], None, "", None)
         options += ("clip", 1.0, 0.0, 0.0, True, 0.0, False)
-        rest = (None, None, None, *lengths, offsets, None, None, None, None, None, *options)
+        rest = (None, None, None, *lengths, offsets, *[None] * 8, *options)
     opcheck_derivatives(ops.attention_jvp, ops.attention_backward_jvp, tensors, rest)
 
 

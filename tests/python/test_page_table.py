@@ -7,7 +7,7 @@ from torch.func import jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnomon
-from gnomon import nn
+from gnomon import _plain, nn
 from gnomon.position import ALiBi, KeyBias, PairBias, Relative, RoPE
 
 B, H, KV_HEADS, QUERIES, D, DV = 3, 4, 2, 5, 8, 6
@@ -82,8 +82,9 @@ class Spy(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function._schema.name == "gnomon::attention_forward":
-            names = [argument.name for argument in function._schema.arguments]
+            self.names = names = [argument.name for argument in function._schema.arguments]
             self.tables.append(dict(zip(names, args, strict=False)).get("page_table") is not None)
+            self.arguments = args
         return function(*args, **(kwargs or {}))
 
 
@@ -181,6 +182,15 @@ def test_compiled(name):
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v, table), attend(q, k, v, table))
+
+
+def test_exported_to_plain_operators():
+    q, k, v, table, *_ = paged(4, torch.float64)
+    with Spy() as spy:
+        expected = gnomon.attention(q, k, v, page_table=table, key_starts=2, key_lengths=[24, 9, 9])
+    call = dict(zip(spy.names, spy.arguments, strict=True))
+    ours, *_ = _plain._attention_forward(*call.values())
+    torch.testing.assert_close(ours, expected)
 
 
 def test_no_pages_in_the_table():

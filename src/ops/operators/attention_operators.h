@@ -60,8 +60,6 @@ namespace gnomon {
   ARGUMENT(OptionalTensor, relative_key, {}, kToken, "B G K S")              \
   ARGUMENT(OptionalTensor, relative_queries, {}, kDifferentiable, "1|H m S") \
   ARGUMENT(OptionalTensor, bias_parameters, {}, kDifferentiable, "P")        \
-  ARGUMENT(OptionalTensor, key_pages, {}, kConstantToken, "N G L D")         \
-  ARGUMENT(OptionalTensor, value_pages, {}, kConstantToken, "N G L V")       \
   ARGUMENT(OptionalTensor, key_bias_low, {}, kConstant, "B H K")             \
   ARGUMENT(OptionalTensor, key_bias_base, {}, kConstant, "B H Q")            \
   ARGUMENT(OptionalTensor, mask, {}, kBoolean, "1|B 1|H Q K")                \
@@ -72,6 +70,8 @@ namespace gnomon {
   ARGUMENT(OptionalTensor, key_positions, {}, kInteger, "B K")               \
   ARGUMENT(OptionalTensor, query_segments, {}, kInteger, "B Q")              \
   ARGUMENT(OptionalTensor, key_segments, {}, kInteger, "B K")                \
+  ARGUMENT(OptionalTensor, key_pages, {}, kConstantToken, "N G L D")         \
+  ARGUMENT(OptionalTensor, value_pages, {}, kConstantToken, "N G L V")       \
   ARGUMENT(OptionalTensor, page_table, {}, kInteger, "B T")                  \
   ARGUMENT(OptionalTensor, seed, {}, kHostInteger, "1")                      \
   ARGUMENT(std::string_view, function, {}, kOption, "")                      \
