@@ -474,8 +474,8 @@ def test_positions_are_left_out_only_if_offsets_suffice():
 def test_every_argument_of_attention_is_known_to_depend_on_lengths_or_not():
     own = set(_varlen.VarlenArguments.__optional_keys__)
     of_lengths = {
-        "key_lengths", "key_positions", "key_segments", "key_starts", "mask", "positions",
-        "query_offset", "query_segments",
+        "key_lengths", "key_positions", "key_segments", "key_starts", "mask", "page_table",
+        "positions", "query_offset", "query_segments",
     }  # fmt: skip
     assert own | of_lengths == set(AttentionArguments.__optional_keys__)
     assert not own & of_lengths
