@@ -94,6 +94,7 @@ def _attention_forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     if call.page_table is not None:
         call.y = _in_a_row(call.key_pages, call.page_table)
         call.v = _in_a_row(call.value_pages, call.page_table)
+    call.y, call.v = _without_hidden(call.y, call), _without_hidden(call.v, call)
     score = _scores(call)
     visible = _visible(call)
     if visible is not None:
@@ -115,6 +116,16 @@ def _in_a_row(pages: Tensor, table: Tensor) -> Tensor:
     """Copies the tokens of each sequence (B, Hkv, Lk, D) from their pages (N, Hkv, size, D)."""
     found = pages.transpose(1, 2)[table.clamp(0, pages.shape[0] - 1)]
     return found.flatten(1, 2).transpose(1, 2)
+
+
+def _without_hidden(tokens: Tensor, call: SimpleNamespace) -> Tensor:
+    """Sets keys or values to 0 that key_starts and key_lengths hide, because they may be NaN."""
+    j = torch.arange(tokens.shape[2], device=tokens.device)
+    for bounds, is_start in ((call.key_starts, True), (call.key_lengths, False)):
+        if bounds is not None:
+            seen = (j >= bounds[:, None]) == is_start
+            tokens = torch.where(seen[:, None, :, None], tokens, 0.0)
+    return tokens
 
 
 def _by_heads(keys: Tensor, call: SimpleNamespace, axis: int = 1) -> Tensor:

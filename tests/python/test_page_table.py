@@ -187,7 +187,7 @@ def test_compiled(name):
 def test_exported_to_plain_operators():
     q, k, v, table, *_ = paged(4, torch.float64)
     with Spy() as spy:
-        expected = gnomon.attention(q, k, v, page_table=table, key_starts=2, key_lengths=[24, 9, 9])
+        expected = gnomon.attention(q, k, v, page_table=table, **masks())
     call = dict(zip(spy.names, spy.arguments, strict=True))
     ours, *_ = _plain._attention_forward(*call.values())
     torch.testing.assert_close(ours, expected)
