@@ -207,7 +207,10 @@ _TERMS = ("similarity", "position")
 _ARGUMENTS = {name: _LOWER[its] for name, its in _TYPES.items() if name not in _TERMS}
 _ARGUMENTS["query_offset"] = _lower_offset
 _LENGTHS = "expected key_lengths=, the number of keys of each batch element"
-_PAGES = "expected page_table=, together with k and v of shape (pages, Hkv, page size, D)"
+_PAGES = (
+    "expected page_table=, together with k and v of shape (pages, Hkv, page size, D), such as "
+    "k.transpose(1, 2) for pages of shape (page size, Hkv, D)"
+)
 _MASK = (
     "expected mask=, a Boolean mask that is True where a query attends to a key, or "
     "position=gnomon.position.PairBias(...), which adds values to the scores"
@@ -496,13 +499,14 @@ def attention(
             change how NaN and infinity propagate.
         page_table: (B, T) integers, or (T,) if shared across the batch, for keys and values in
             pages, as the caches of inference servers store them. k then has the shape (N, Hkv,
-            page size, D), and v the shape (N, Hkv, page size, Dv); key j of batch element b is row
-            j % (page size) of page page_table[b, j // (page size)], and Lk = T (page size). Pages
-            may be shared. Entries for keys that key_starts and key_lengths hide may be arbitrary;
-            on a GPU, other entries outside 0 ... N - 1 are clamped without an error. If the page
-            size is a power of 2 and no derivatives are recorded, GPU kernels read the pages in
-            place for dot products, distances such as Gaussian, and similarities of
-            similarity.define, with any biases. Otherwise, the sequences are first copied out of
+            page size, D), and v the shape (N, Hkv, page size, Dv), in any memory layout; key j of
+            batch element b is row j % (page size) of page page_table[b, j // (page size)], and
+            Lk = T (page size). Pages may be shared. An entry may be arbitrary if key_starts and
+            key_lengths hide all keys of its page. Other entries outside 0 ... N - 1 are errors on
+            the CPU; on a GPU, in traced calls and under vmap, they are clamped. If the page size is
+            a power of 2 and no derivatives are recorded, GPU kernels read the pages in place for
+            dot products, distances such as Gaussian, and similarities of similarity.define, with
+            any biases and masks. Otherwise, and on the CPU, the sequences are first copied out of
             their pages. Servers that rotate keys (RoPE) should store rotated keys.
         return_lse: whether to also return lse (B, H, Lq), the natural logarithm of sum_j exp(s_ij).
             lse is differentiable.

@@ -1,6 +1,7 @@
 #include "cuda/attention.h"
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <string>
 
@@ -26,6 +27,9 @@ std::string Unsupported(const PairFunction& function, const Input& in) {
   if (n.keys > kMostKeys) {
     return "k has " + std::to_string(n.keys) + " keys; expected at most " +
            std::to_string(kMostKeys);
+  }
+  if (in.pages.table != nullptr && !std::has_single_bit(static_cast<uint64_t>(in.pages.size))) {
+    return "the page size is " + std::to_string(in.pages.size) + "; expected a power of 2";
   }
   LayoutParameters layout;
   if (in.bias.table != nullptr && in.bias.layout != nullptr &&

@@ -73,6 +73,7 @@ struct OnePassCase {
   int near = 0;         // NearTokensProblem(), unless 0
   float offset = 0;     // of all values
   float far = 0;        // the offset of all queries
+  bool rising = false;  // whether the values of later keys are larger, up to 2^8 times
 };
 
 // Each case with "dot" in bf16, and with another function, for which types and results alternate.
@@ -91,6 +92,8 @@ std::vector<OnePassCase> OnePassCases() {
   cases.push_back(
       {"Near_umbral", {.shape = shape, .right = 0}, "umbral", Element::kFloat16, false, 64});
   cases.push_back({"Factor_dot", {.shape = shape, .right = 40}, "dot", Element::kFloat16, true});
+  // The weights of warps have different scales.
+  cases.back().rising = true;
   // Gradients with respect to weights are large and nearly equal, so that the rounding errors of
   // deltas are, too.
   cases.push_back(
@@ -108,6 +111,13 @@ Problem<float> ProblemOfCase(const OnePassCase& test) {
     Problem<float> p = ProblemOf(function, test.options, test.element);
     if (test.offset != 0) {
       p.v.ForEach([&](float& v) { v = Rounded(v + test.offset, test.element); });
+    }
+    if (test.rising) {
+      const int64_t keys = p.options.shape.keys;
+      for (int64_t j = 0; j < keys; ++j) {
+        const float scale = std::exp2f(static_cast<float>(8 * j / keys));
+        for (int64_t d = 0; d < p.options.shape.value_dim; ++d) p.v.at(0, 0, j, d) *= scale;
+      }
     }
     if (test.far != 0) {
       p.x.ForEach([&](float& x) { x = Rounded(x + test.far, test.element); });

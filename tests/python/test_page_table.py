@@ -50,6 +50,13 @@ def paged(size: int, dtype: torch.dtype = torch.float32, count: int = 24, shared
 
 TERMS = {
     "dot": lambda k: {},
+    "weights": lambda k: {
+        "dropout": 0.3,
+        "seed": 7,
+        "temperature": torch.linspace(0.5, 2, QUERIES).to(k),
+        "score_softcap": 2.0,
+        "mask": torch.arange(24) % 5 != 3,
+    },
     "alibi": lambda k: {"position": ALiBi(gnomon.alibi_slopes(H).to(k)), "causal": True},
     "biases": lambda k: {
         "position": [
@@ -70,7 +77,7 @@ TERMS = {
     "midpoint": lambda k: {"aggregation": "einstein_midpoint"},
 }
 # Terms whose pages kernels read in place.
-IN_PLACE = {"dot", "alibi", "biases", "laplacian", "gaussian"}
+IN_PLACE = {"dot", "weights", "alibi", "biases", "laplacian", "gaussian"}
 
 
 class Spy(TorchDispatchMode):
@@ -113,7 +120,13 @@ def test_as_in_a_row(name, size):
     assert ours[0].isfinite().all()
 
 
-@pytest.mark.parametrize("form", ["int32", "shared by the batch", "rows first", "other strides"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("int32", "shared by the batch", "rows first", "other strides"),
+        *("part of a table", "expanded", "transposed"),
+    ],
+)
 def test_tables_and_strides(form):
     q, k, v, table, k_row, v_row = paged(4)
     arguments = masks()
@@ -122,6 +135,14 @@ def test_tables_and_strides(form):
     elif form == "shared by the batch":
         table, k_row, v_row = table[0], k_row[:1].expand_as(k_row), v_row[:1].expand_as(v_row)
         arguments = {"key_lengths": 24, "key_starts": 2, "query_offset": 3}
+    elif form == "part of a table":
+        table = torch.cat((table, table.flip(1)), dim=1)[:, : table.shape[1]]
+    elif form == "expanded":
+        table = table[:1].expand_as(table)
+        k_row, v_row = k_row[:1].expand_as(k_row), v_row[:1].expand_as(v_row)
+        arguments = {"key_lengths": 24, "key_starts": 2, "query_offset": 3}
+    elif form == "transposed":
+        table = table.t().contiguous().t()
     elif form == "rows first":
         k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
     else:
@@ -160,15 +181,14 @@ def test_derivatives(name):
 
 
 def test_samples():
-    q, k, v, table, *_ = paged(4)
+    q, k, v, table, k_row, v_row = paged(4)
     both = torch.stack((q, 2 * q))
 
     def attend(q):
         return gnomon.attention(q, k, v, page_table=table, **masks())
 
-    torch.testing.assert_close(
-        vmap(attend)(both), torch.stack([attend(x) for x in both]), atol=1e-5, rtol=1e-5
-    )
+    expected = [gnomon.attention(x, k_row, v_row, **masks()) for x in both]
+    torch.testing.assert_close(vmap(attend)(both), torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -243,6 +263,10 @@ WRONG = {
         r"page_table\[2, 0\] is -?\d+; expected 0 to 18",
     ),
     "offset": (lambda c: c | {"causal": True, "query_offset": None}, "query_offset"),
+    "lengths": (
+        lambda c: c | {"key_lengths": torch.tensor([1, 2])},
+        r"key_lengths has shape \[2\]; expected \(B,\) = \(3,\)",
+    ),
 }
 
 
@@ -254,6 +278,25 @@ def test_errors(name):
     call = change({"q": q, "k": k, "v": v, "page_table": table} | masks())
     with pytest.raises((ValueError, TypeError), match=f"gnomon.attention: .*{message}"):
         gnomon.attention(**call)
+
+
+@pytest.mark.cpu("checks of the operator itself")
+def test_the_operator_checks_its_pages():
+    q, k, v, table, *_ = paged(4)
+    with Spy() as spy:
+        gnomon.attention(q, k, v, page_table=table, **masks())
+    call = dict(zip(spy.names, spy.arguments, strict=True))
+
+    def error(**changes):
+        with pytest.raises((ValueError, NotImplementedError)) as caught:
+            torch.ops.gnomon.attention_forward(*(call | changes).values())
+        return str(caught.value)
+
+    assert "expected all three or none" in error(key_pages=None)
+    assert "expected all three or none" in error(page_table=None)
+    assert "y has 24 keys, but page_table and key_pages have 8" in error(page_table=table[:, :2])
+    assert "v" in error(value_pages=v[:, :1])
+    assert "have no derivatives" in error(x=q.requires_grad_())
 
 
 def test_other_calls_refuse_tables():

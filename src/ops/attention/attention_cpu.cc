@@ -48,10 +48,11 @@ Outputs RunForward(const OperatorArguments& a) {
 }
 
 Outputs ForwardCpu(const OperatorArguments& a) {
+  CheckPages(a);
   if (a.page_table) {
     OperatorArguments gathered = a;
-    gathered.y = GatherPages(*a.key_pages, *a.page_table);
-    gathered.v = GatherPages(*a.value_pages, *a.page_table);
+    gathered.y = GatherSeenPages(*a.key_pages, *a.page_table, a.key_lengths);
+    gathered.v = GatherSeenPages(*a.value_pages, *a.page_table, a.key_lengths);
     gathered.key_pages = gathered.value_pages = gathered.page_table = std::nullopt;
     return ForwardCpu(gathered);
   }

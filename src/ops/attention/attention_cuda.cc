@@ -48,7 +48,7 @@ cuda::Input InputOf(const OperatorArguments& a, const KernelCall<float>& call) {
   if (a.page_table) {
     input.y = TokenRows<float>(*a.key_pages);
     input.v = TokenRows<float>(*a.value_pages);
-    input.pages = {a.page_table->const_data_ptr<int64_t>(), a.key_pages->size(0),
+    input.pages = {call.page_table().const_data_ptr<int64_t>(), a.key_pages->size(0),
                    a.key_pages->size(2)};
   }
   const std::string problem = cuda::Unsupported(call.function(), input);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/visible_keys.h"
+#include "ops/attention/pages.h"
 #include "ops/operators/tensors.h"
 
 namespace gnomon {
@@ -65,6 +66,8 @@ KernelCall<T>::KernelCall(const OperatorArguments& a) {
   function_ = &CheckedFunction(a, lengths_);
   input_.shape = {*lengths_['B'], *lengths_['H'], *lengths_['G'], *lengths_['Q'],
                   *lengths_['K'], *lengths_['D'], *lengths_['V']};
+  CheckPages(a);
+  page_table_ = Contiguous(a.page_table);
   SetTokens(a);
   SetMask(a);
   SetPositions(a);

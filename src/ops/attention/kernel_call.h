@@ -86,6 +86,8 @@ class KernelCall {
   // queries; may be undefined. input() contains them only if they have type T.
   const at::Tensor& relative_query() const { return relative_query_; }
   const at::Tensor& relative_key() const { return relative_key_; }
+  // The contiguous page table; undefined if there is none.
+  const at::Tensor& page_table() const { return page_table_; }
 
   // A view of the gradient of the bias, which has the layout of the bias.
   Bias<T> BiasGradient(T* table) const {
@@ -142,7 +144,7 @@ class KernelCall {
   c10::SmallVector<at::Tensor, 16> kept_;
   std::unique_ptr<TableLayout> bias_layout_;
   std::unique_ptr<TableLayout> relative_layout_;
-  at::Tensor relative_query_, relative_key_, bias_, bias_parameters_;
+  at::Tensor relative_query_, relative_key_, page_table_, bias_, bias_parameters_;
   std::string bias_terms_;
   std::vector<int64_t> bias_shapes_;
   // If positions are given: the range of their offsets, and the smallest and largest position of

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ops/attention/call.h"
+#include "ops/operators/attention_operators.h"
 
 namespace gnomon {
 
@@ -23,9 +24,17 @@ struct Pages {
   bool AreReadable() const;
 };
 
+// Checks that an operator's pages belong together and to its other arguments.
+void CheckPages(const OperatorArguments& arguments);
+
 // Copies the tokens of all batch elements, (B, Hkv, T size, columns), from their pages (N, Hkv,
 // size, columns). Entries outside [0, N) are clamped.
 at::Tensor GatherPages(const at::Tensor& pages, const at::Tensor& table);
+
+// The same on the CPU, for a call without derivatives. Pages that key_lengths hides are not copied,
+// so their keys are arbitrary.
+at::Tensor GatherSeenPages(const at::Tensor& pages, const at::Tensor& table,
+                           const OptionalTensor& key_lengths);
 
 // A view with the shape of the gathered tokens, but with other values.
 at::Tensor ShapeOfGathered(const at::Tensor& pages, const at::Tensor& table);

@@ -145,6 +145,11 @@ class RecordedOperator {
     const Tensors tangents = TakeTangents(primals);
     const Needed needed = NeededOf(primals);
     const bool is_recorded = RecordsGradients(needed);
+    if constexpr (requires { arguments.page_table; }) {
+      TORCH_CHECK_NOT_IMPLEMENTED(!arguments.page_table || (!is_recorded && tangents.empty()),
+                                  Arguments::kOperation,
+                                  ": keys in pages have no derivatives; gather them first");
+    }
     if (is_recorded) SetRecorded(primals);
     const auto set_tangents = [](Outputs& outputs, const auto& jvp) {
       std::get<0>(outputs)._set_fw_grad(std::get<3>(jvp), /*level=*/0, /*is_inplace_op=*/false);
